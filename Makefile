@@ -38,7 +38,7 @@ PART_data := tests/resilience/data
 PART_agent := tests/resilience tests/scenarios/agents --ignore=tests/resilience/tiered --ignore=tests/resilience/data
 PART_membership := tests/scenarios/membership tests/scenarios/simulation --ignore=tests/scenarios/simulation/test_model.py --ignore=tests/scenarios/simulation/test_random.py
 PART_model := tests/scenarios/simulation/test_model.py tests/scenarios/simulation/test_random.py
-PART_runs := tests/scenarios/first_run tests/scenarios/k8s tests/scenarios/local_runs tests/scenarios/pages tests/scenarios/slurm
+PART_runs := tests/scenarios/first_run tests/scenarios/k8s tests/scenarios/local_runs tests/scenarios/pages tests/scenarios/scripts tests/scenarios/slurm
 PART_rest := tests --ignore=tests/recipes_training --ignore=tests/resilience --ignore=tests/scenarios
 PARTS := recovery elastic random training megatron tiered data agent membership model runs rest
 PART ?= $(PARTS)

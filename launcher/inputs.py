@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.errors import RecipeError
 from launcher.job import Job
 from launcher.job.lineage import checkpoints_namespace
-from launcher.job.workload import Jsonl, S3Jsonl
+from launcher.job.workload import Jsonl, S3Jsonl, ScriptTrainer
 from resilience.agent.evidence.life import find_life
 from resilience.run_record import RecordError, read_record
 
@@ -56,12 +58,41 @@ def _lacking(job: Job) -> Iterator[str]:
 
 
 def _inputs(job: Job) -> Iterator[tuple[str, str, _Problem]]:
-    if job.model.weights is not None:
+    if isinstance(job.trainer, ScriptTrainer):
+        yield from _inputs_of_script(job.trainer)
+    if job.model and job.model.weights is not None:
         yield "model.weights", job.model.weights, _problem_of_model
     if isinstance(job.data, Jsonl):
         yield "data.path", job.data.path, _problem_of_file
     if isinstance(job.data, Jsonl | S3Jsonl) and job.data.tokenizer != "bytes":
         yield "data.tokenizer", job.data.tokenizer, _problem_of_folder
+
+
+def _inputs_of_script(trainer: ScriptTrainer) -> Iterator[tuple[str, str, _Problem]]:
+    folder = Path(trainer.folder) if trainer.folder else Path.cwd()
+    if trainer.folder:
+        yield "trainer.folder", trainer.folder, _problem_of_folder
+    if trainer.python:
+        yield "trainer.python", trainer.python, _problem_of_executable
+    if trainer.is_executable:
+        yield "trainer.entry", trainer.entry, partial(_problem_of_executable, folder=folder)
+    elif not trainer.module and folder.is_dir():
+        hint = (
+            "" if trainer.folder else ", as trainer.folder is null: call the launcher in the "
+            "folder that the entry is named from, or set trainer.folder"
+        )  # fmt: skip
+
+        def find_problem(entry: Path) -> str | None:
+            problem = _problem_of_file(folder / entry)
+            return f"in {folder} {problem}{hint}" if problem else None
+
+        yield "trainer.entry", trainer.entry, find_problem
+
+
+def _problem_of_executable(name: Path, folder: Path = Path()) -> str | None:
+    # A name without a folder is looked for on PATH.
+    found = shutil.which(name if len(name.parts) == 1 else folder / name)
+    return None if found else "is no executable here; allowed: a program on PATH, or its path"
 
 
 def _problem_of_model(folder: Path) -> str | None:

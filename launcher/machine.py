@@ -54,12 +54,12 @@ def overload(job: Job, machine: Machine) -> list[str]:
     lines = []
     # A worker takes cuda:LOCAL_RANK, a local run's nodes see the same devices, and NCCL refuses
     # two ranks on one: with fewer than the ranks of all nodes no run begins. Spares hold none.
-    if has_devices and machine.num_gpus < trainer.world_size:
+    if has_devices and machine.num_gpus < (needed := trainer.num_nodes * trainer.num_devices):
         lines.append(
             f"{nodes} x {devices} on instance.type {job.instance.type!r} need "
-            f"{_counted(trainer.world_size, 'GPU')}, and this machine has {machine.num_gpus}"
+            f"{_counted(needed, 'GPU')}, and this machine has {machine.num_gpus}"
         )
-    num_workers = job.num_nodes_started * trainer.num_devices
+    num_workers = job.num_nodes_started * trainer.workers_per_node
     num_spares = job.num_nodes_started * job.resilience.spares_per_node
     if num_workers + num_spares > (num_max := machine.num_cores * PROCESSES_PER_CORE):
         standby = job.resilience.standby_nodes
@@ -71,12 +71,15 @@ def overload(job: Job, machine: Machine) -> list[str]:
             f"{_counted(machine.num_cores, 'core')} = {round(num_max, 2):g}"
         )
     # Weights and moments only: gradients, activations and the processes themselves take more.
-    needed_bytes = state_bytes(job) * trainer.replicas
-    if not has_devices and needed_bytes > machine.memory_bytes:
-        lines.append(
-            f"{nodes} x {devices} hold the model's training state {trainer.replicas} times, "
-            f"{-(-needed_bytes >> 20)} MiB, and this machine has {machine.memory_bytes >> 20} MiB"
-        )
+    if not has_devices and (training := job.training):
+        num_copies = training.trainer.replicas
+        needed_bytes = state_bytes(training) * num_copies
+        if needed_bytes > machine.memory_bytes:
+            lines.append(
+                f"{nodes} x {devices} hold the model's training state {num_copies} times, "
+                f"{-(-needed_bytes >> 20)} MiB, and this machine has "
+                f"{machine.memory_bytes >> 20} MiB"
+            )
     return lines
 
 

@@ -135,6 +135,9 @@ def _is_named(value: object, place: tuple[str, ...]) -> bool:
         is_path = str(value).startswith("/") and _PATH_NAME.search(place[-1])
         is_named = any(map(_NAME.search, place[1:])) or bool(_KEY_NAME.search(place[-1]))
         return not is_path and is_named
+    if place[:2] == _ARGUMENTS:
+        is_path = str(value).startswith("/") and _PATH_NAME.search(place[-1])
+        return not is_path and any(map(_NAME.search, place[2:]))
     # Vault's annotations name the secrets that it is to fetch.
     is_label = place[:2] in _LABELS and not place[-1].startswith("vault.")
     return is_label and bool(re.search(rf"(?i){_WORDS}$", place[-1]))
@@ -163,6 +166,7 @@ def _joined(node: object, place: tuple[Any, ...]) -> Iterator[tuple[tuple[str, .
 NOT_SHOWN = "(not shown)"
 SECRET_FORMS = "as {file: PATH} or {} on Slurm and here, {name: SECRET, key: KEY} on Kubernetes"
 _SECRETS = ("cluster", "secrets")
+_ARGUMENTS = ("trainer", "arguments")
 _SECRET_ENTRY_DEPTH = 3
 _WHERE_KEYS = ("file", "name", "key")
 _LABELS = (("cluster", "labels"), ("cluster", "annotations"))

@@ -17,7 +17,7 @@ from launcher.job.cluster import HostPath, K8sCluster, PersistentVolumeClaim
 from launcher.job.idle import idle_note
 from launcher.job.recovery_rules import shared_fate_note
 from launcher.job.tiered_rules import STORE_URL, STORE_URL_FORM
-from launcher.job.workload import Jsonl, MegatronTrainer, S3Jsonl
+from launcher.job.workload import Jsonl, MegatronTrainer, S3Jsonl, ScriptTrainer
 
 DEFAULT_IMAGE = f"training-recipes:{VERSION}"
 """What `make image` calls the image of this version; no registry has it under this name alone."""
@@ -38,7 +38,8 @@ def notes(job: Job, *, has_default_image: bool = True) -> list[str]:
 
     Whatever `check_runnable` refuses is among the lines.
     """
-    told = [unmounted_inputs(job), awaited_secret(job), idle_note(job), shared_fate_note(job)]
+    idle = idle_note(job.training) if job.training else None
+    told = [unmounted_inputs(job), awaited_secret(job), idle, shared_fate_note(job)]
     if has_default_image:
         told.append(unpublished_image(job))
     return [*refusals(job), *(note for note in told if note)]
@@ -59,8 +60,8 @@ def printed_notes(job: Job, action: str, *, has_default_image: bool) -> list[str
 
 def _warm_up_note(job: Job) -> str | None:
     """Say that the learning rate never gets to its height: a person may try a few steps."""
-    trainer = job.trainer
-    if trainer.optimizer.warmup_steps < trainer.max_steps:
+    trainer = job.training.trainer if job.training else None
+    if trainer is None or trainer.optimizer.warmup_steps < trainer.max_steps:
         return None
     return (
         f"trainer.optimizer.warmup_steps {trainer.optimizer.warmup_steps} is not less than "
@@ -82,6 +83,7 @@ def refusals(job: Job) -> list[str]:
         lost_results(job),
         lost_checkpoints(job),
         folder_of_each_node(job),
+        folder_of_program(job),
     ]
     return [reason for reason in found if reason]
 
@@ -95,6 +97,8 @@ def _no_runtime(job: Job) -> str | None:
             "resilience.elastic without resilience.checkpointless (it runs with "
             "resilience/checkpointless=default)"
         )
+    if isinstance(job.trainer, ScriptTrainer) and is_hyperpod(job):
+        missing.append("trainer.kind 'script' with cluster.job_kind 'hyperpod' (it runs: 'job')")
     if job.resilience.checkpointless and is_hyperpod(job):
         # hyperpodrun would start the workers, and none would recover from another's memory.
         missing.append(
@@ -212,11 +216,27 @@ def folder_of_each_node(job: Job) -> str | None:
     )
 
 
+def folder_of_program(job: Job) -> str | None:
+    """Say that nobody knows where a script lies on the nodes of a cluster, None where known."""
+    trainer = job.trainer
+    if not isinstance(trainer, ScriptTrainer) or job.cluster.kind == "local":
+        return None
+    is_relative = "/" in trainer.entry or trainer.entry.endswith(".py")
+    if trainer.folder or trainer.module or trainer.entry.startswith("/") or not is_relative:
+        return None
+    return (
+        f"trainer.folder null does not say where trainer.entry {trainer.entry!r} lies on the "
+        "nodes; allowed: the absolute path of its folder there, or of the entry"
+    )
+
+
 def unmounted_inputs(job: Job) -> str | None:
     """Say which inputs of a Kubernetes job its image has to hold, None where volumes do."""
     if not isinstance(cluster := job.cluster, K8sCluster):
         return None
-    inputs = {"model.weights": job.model.weights}
+    inputs = {"model.weights": job.model.weights if job.model else None}
+    if isinstance(job.trainer, ScriptTrainer):
+        inputs["trainer.folder"] = job.trainer.folder
     if job.memoryd:
         inputs["resilience.tiered.token_file"] = job.memoryd.token_file
     if isinstance(job.data, Jsonl):
@@ -243,6 +263,9 @@ def is_installed(module: str) -> bool:
 
 def check_trainer_installed(job: Job) -> None:
     """Raise OutsideError where this Python has nothing to train the job with."""
+    if isinstance(job.trainer, ScriptTrainer):
+        # Its program knows what it needs.
+        return
     needed = [("torch", "torch", "train", "install")]
     if isinstance(job.trainer, MegatronTrainer):
         needed.append(("megatron.core", "Megatron-Core", "megatron", "install-megatron"))

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from launcher.job import Job, JobFileError, read_job
+from launcher.job import JobFileError, TrainingJob, read_training_job
 from recipes_training.environment import (
     AGENT_PID,
     WorkerEnvironment,
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None, make_trainer: MakeTrainer | None = 
             stop.install()
             if environment is not None:
                 events.write("worker_started", pid=os.getpid(), world_size=environment.world_size)
-            _train(read_job(options.job), environment, options, events, stop, make_trainer)
+            _train(read_training_job(options.job), environment, options, events, stop, make_trainer)
             events.write("worker_finished")
         except BaseException as error:
             # A log that cannot take how the worker ended does not hide why it did.
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None, make_trainer: MakeTrainer | None = 
 
 
 def _train(
-    job: Job,
+    job: TrainingJob,
     environment: WorkerEnvironment | None,
     options: argparse.Namespace,
     events: EventLog,
@@ -122,7 +122,7 @@ def _has_megatron() -> bool:
         return False
 
 
-def choose_trainer(job: Job) -> MakeTrainer:
+def choose_trainer(job: TrainingJob) -> MakeTrainer:
     """Return what makes the trainer that the job names; raises TrainingError where it lacks."""
     if job.trainer.kind == "torch":
         from recipes_training.torch.trainer import TorchTrainer

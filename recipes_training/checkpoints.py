@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from launcher.job import Job
+from launcher.job import TrainingJob
 from launcher.job.lineage import explain_misfit, fixed_values
 from recipes_training.group import WorkerGroup
 from recipes_training.plan import Placement
@@ -188,7 +188,7 @@ class CadencedCheckpoints(Checkpoints, ABC):
 
     def __init__(
         self,
-        job: Job,
+        job: TrainingJob,
         settings: TieredSettings,
         events: EventLog,
         *,

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from launcher.job import Job
+from launcher.job import TrainingJob
 from recipes_training.environment import WorkerEnvironment
 from recipes_training.errors import GroupError
 from recipes_training.group import go_on, keep, open_device, poll, wait_for_key
@@ -94,7 +94,7 @@ class OnlyGeneration:
 
 
 @contextmanager
-def open_generation(job: Job, environment: WorkerEnvironment) -> Iterator[OnlyGeneration]:
+def open_generation(job: TrainingJob, environment: WorkerEnvironment) -> Iterator[OnlyGeneration]:
     """Open the one generation that the environment's variables tell of.
 
     The process group is left open where the block ends with an error: to destroy a group whose

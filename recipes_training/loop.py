@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from launcher.job import Job
+from launcher.job import TrainingJob
 from recipes_training.backends.choice import open_checkpoints
 from recipes_training.checkpoints import STALL_S, Subject
 from recipes_training.coordinator import Members
@@ -72,7 +72,7 @@ MODEL_FOLDER = "checkpoint"
 class Worker:
     """What a worker is started with."""
 
-    job: Job
+    job: TrainingJob
     run_dir: Path
     node: str
     """Name of the node in events."""

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from launcher.job import Job
+from launcher.job import TrainingJob
 from launcher.job.workload import (
     GptOssModel,
     Model,
     Optimizer,
+    OwnTrainerSettings,
     TorchTrainer,
-    TrainerSettings,
 )
 from recipes_training.data.order import Split
 from recipes_training.data.position import Position
@@ -27,7 +27,7 @@ from resilience.state.layout import Layout, make_layout
 InitialValue = Literal["ones", "zeros", "normal"]
 
 
-def check_world_size(job: Job, world_size: int, *, is_passing: bool = False) -> None:
+def check_world_size(job: TrainingJob, world_size: int, *, is_passing: bool = False) -> None:
     """Refuse a number of workers that the job does not have.
 
     An elastic job takes any number of nodes between its bounds, provided that
@@ -51,7 +51,7 @@ def check_world_size(job: Job, world_size: int, *, is_passing: bool = False) -> 
         )
 
 
-def check_layout(job: Job, layout: Layout, *, is_passing: bool = False) -> None:
+def check_layout(job: TrainingJob, layout: Layout, *, is_passing: bool = False) -> None:
     """Refuse a world that the job does not have, or one that holds its state in another way."""
     check_world_size(job, layout.world_size, is_passing=is_passing)
     wanted = plan_copy(job, layout.world_size)
@@ -94,7 +94,7 @@ class CopyPlan:
         )
 
 
-def plan_copy(job: Job, world_size: int) -> CopyPlan:
+def plan_copy(job: TrainingJob, world_size: int) -> CopyPlan:
     """Return how the job's trainer divides a copy of the state in a world of that size."""
     trainer = job.trainer
     if isinstance(trainer, TorchTrainer):
@@ -109,7 +109,7 @@ def plan_copy(job: Job, world_size: int) -> CopyPlan:
     )
 
 
-def plan_device_type(job: Job) -> Literal["cpu", "cuda"]:
+def plan_device_type(job: TrainingJob) -> Literal["cpu", "cuda"]:
     """Return the device that the job's instance has.
 
     The instance decides, not the machine: a node whose GPUs are lost must not
@@ -134,7 +134,7 @@ class Placement:
     """Whether the rank writes its shard on its node: the first of the node that holds it does."""
 
 
-def plan_layout(job: Job, environment: WorkerEnvironment) -> Layout:
+def plan_layout(job: TrainingJob, environment: WorkerEnvironment) -> Layout:
     """Return who holds what in a world that the environment tells of; nodes are numbered.
 
     Raises PlacementError where the worker's numbers do not fit each other.
@@ -157,7 +157,7 @@ def plan_layout(job: Job, environment: WorkerEnvironment) -> Layout:
     return plan_copy(job, world_size).layout(nodes, num_local_ranks)
 
 
-def plan_placement(trainer: TrainerSettings, layout: Layout, rank: int) -> Placement:
+def plan_placement(trainer: OwnTrainerSettings, layout: Layout, rank: int) -> Placement:
     """Return what a rank has to do with state and data.
 
     The ranks of a tensor-parallel group follow each other, and those that read different data
@@ -180,7 +180,7 @@ LOG_RANK = 0
 """The rank that logs steps; all know their loss."""
 
 
-def plan_split(job: Job, data_size: int, position: Position | None = None) -> Split:
+def plan_split(job: TrainingJob, data_size: int, position: Position | None = None) -> Split:
     """Return how a step's samples are divided over so many ranks.
 
     Without a position the run has taken its batch from the first step on.
@@ -318,7 +318,7 @@ class Schedule:
         return self.min_lr + (self.lr - self.min_lr) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-def plan_schedule(job: Job) -> Schedule:
+def plan_schedule(job: TrainingJob) -> Schedule:
     """Return the job's learning rates; without decay_steps they span the whole run."""
     optimizer = job.trainer.optimizer
     return Schedule(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from launcher.job import Job
+from launcher.job import TrainingJob
 from recipes_training.errors import (
     CheckpointError,
     DataError,
@@ -118,7 +118,7 @@ def _save_alone(
 def reserve_room(make_trainer: MakeTrainer, shared: SharedState) -> MakeTrainer:
     """Have the memory for a trainer's state made with the trainer, before it has a rank."""
 
-    def make(job: Job, watch: StepWatch, *, is_restartable: bool) -> Trainer:
+    def make(job: TrainingJob, watch: StepWatch, *, is_restartable: bool) -> Trainer:
         trainer = make_trainer(job, watch, is_restartable=is_restartable)
         if trainer.early_view is not None:
             shared.reserve(trainer.early_view)

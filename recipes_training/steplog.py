@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from launcher.job import Job
+from launcher.job import TrainingJob
 from launcher.job.idle import idle_text
 from recipes_training.data.position import read_position
 from recipes_training.environment import start_number
@@ -18,7 +18,7 @@ from recipes_training.trainer import StepResult
 from resilience.events import EventLog
 
 
-def tell_idle(job: Job, num_nodes: int, events: EventLog) -> None:
+def tell_idle(job: TrainingJob, num_nodes: int, events: EventLog) -> None:
     """Say where ranks wait for each other for long at a size of the run."""
     if text := idle_text(job, num_nodes):
         events.write("warning", text=text)
@@ -29,7 +29,7 @@ def tell_idle(job: Job, num_nodes: int, events: EventLog) -> None:
 class StepWords:
     """Says what a step came to, as it goes with the state, and a `StepLog` goes on from it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: TrainingJob) -> None:
         self._batch = job.trainer.global_batch_size
         self._start = start_number(os.environ)
 
@@ -50,7 +50,7 @@ class StepWords:
 class StepLog:
     """Writes step events; a worker without a log writes none."""
 
-    def __init__(self, job: Job, events: EventLog | None, rest: Mapping[str, Any]) -> None:
+    def __init__(self, job: TrainingJob, events: EventLog | None, rest: Mapping[str, Any]) -> None:
         """Go on from a state, of which `rest` is the small data.
 
         Its last step is written again, as its writer may be gone.

@@ -17,7 +17,7 @@ from typing import Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
-from launcher.job import Job
+from launcher.job import TrainingJob
 from recipes_training.group import WorkerGroup
 from resilience.state.view import StateView
 
@@ -154,7 +154,7 @@ class Trainer(Protocol):
 class MakeTrainer(Protocol):
     """Makes a framework's trainer, before the rank is known."""
 
-    def __call__(self, job: Job, watch: StepWatch, *, is_restartable: bool) -> Trainer:
+    def __call__(self, job: TrainingJob, watch: StepWatch, *, is_restartable: bool) -> Trainer:
         """Return the trainer; one that `is_restartable` takes groups more than once."""
 
 

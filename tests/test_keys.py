@@ -22,7 +22,7 @@ from launcher.job.workload import MegatronTrainer, TorchTrainer
 from recipes_training.megatron.plan import plan_megatron
 from recipes_training.plan import plan_mesh, plan_schedule, plan_split
 from tests.cases import slow
-from tests.launcher.shipped import CLUSTERS, RECIPES, rendered, shipped_job, untiered_job
+from tests.launcher.shipped import CLUSTERS, TRAINED, rendered, shipped_job, untiered_job
 from tests.recipes_training.workers import Workers
 
 
@@ -364,7 +364,7 @@ def silent_keys(recipe: str, *clusters: str) -> dict[str, Any]:
     return silent
 
 
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if "70b" in name])
+@pytest.mark.parametrize("recipe", [name for name in TRAINED if "70b" in name])
 def test_every_key_of_a_megatron_recipe_changes_a_text_or_what_megatron_is_told(
     recipe: str,
 ) -> None:
@@ -374,7 +374,7 @@ def test_every_key_of_a_megatron_recipe_changes_a_text_or_what_megatron_is_told(
 RECOVERS = "tiny_(checkpointless|tiered|elastic|everything)"
 
 
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if re.search(RECOVERS, name)])
+@pytest.mark.parametrize("recipe", [name for name in TRAINED if re.search(RECOVERS, name)])
 def test_every_key_of_a_recipe_with_recovery_changes_a_text_or_is_its_beginnings(
     recipe: str,
 ) -> None:
@@ -391,7 +391,7 @@ def test_every_key_of_a_recipe_with_recovery_changes_a_text_or_is_its_beginnings
     "recipe",
     [
         slow(name) if "8b" in name or "gpt_oss" in name else name
-        for name in RECIPES
+        for name in TRAINED
         if not re.search(f"70b|120b|{RECOVERS}|megatron", name)
     ],
 )

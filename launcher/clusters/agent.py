@@ -8,12 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.clusters.program import preloads, program_config, script_words
 from launcher.job import Job
 from launcher.job.grace import workers_grace_s
+from launcher.job.workload import ScriptTrainer
 from launcher.rundir import JOB_FILE, NODE_FILE
 from resilience.node_config import AgentConfig, BranchPoint, RunConfig
 
 _JOIN_DEADLINE_S = 600.0
+RUN_DIR_VARIABLE = "LAUNCHER_RUN_DIR"
+"""Of a user's program: the folder of its run, the same at each start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +67,11 @@ def agent_command(
     arguments of the node's checkpoint daemon that are known at the start alone.
     """
     grace_s = workers_grace_s(job)
+    # A program of a user's may keep its checkpoints in the run's folder.
+    is_script = isinstance(job.trainer, ScriptTrainer)
+    variables = ("env", f"{RUN_DIR_VARIABLE}={run_path}") if is_script else ()
     return (
+        *variables,
         python,
         "-m",
         "resilience.agent",
@@ -80,10 +88,20 @@ def agent_command(
         *(f"--memoryd={each}" for each in memoryd),
         *((f"--node-state-command={node_state_command}",) if node_state_command else ()),
         *((f"--grace-s={grace_s:g}",) if grace_s is not None else ()),
-        *(f"--preload={each}" for each in _preloads(job)),
+        *(f"--preload={each}" for each in preloads(job)),
         # Spares wait with all modules imported, at the beginning of the block that is run again.
         *(("--warm=program",) if job.resilience.checkpointless else ()),
         "--",
+        *_program_words(job, python, job_path=job_path, run_path=run_path, node=node),
+    )
+
+
+def _program_words(
+    job: Job, python: str, *, job_path: str, run_path: str, node: str
+) -> tuple[str, ...]:
+    if isinstance(job.trainer, ScriptTrainer):
+        return script_words(job.trainer, python)
+    return (
         python,
         "-m",
         "recipes_training",
@@ -91,17 +109,6 @@ def agent_command(
         f"--run-dir={run_path}",
         f"--node-name={node}",
     )
-
-
-def _preloads(job: Job) -> tuple[str, ...]:
-    """Return the modules that import what the job's workers need."""
-    if job.trainer.kind == "torch":
-        return ("recipes_training.preload",)
-    is_cpu = job.instance.accelerator == "cpu"
-    trainer = (
-        "recipes_training.megatron.preload_cpu" if is_cpu else "recipes_training.megatron.trainer"
-    )
-    return (trainer, "recipes_training.recovery")
 
 
 def agent_config(job: Job, *, join_deadline_s: float = _JOIN_DEADLINE_S) -> AgentConfig:
@@ -123,12 +130,13 @@ def agent_config(job: Job, *, join_deadline_s: float = _JOIN_DEADLINE_S) -> Agen
         nodes_min=elastic.nodes_min if elastic else trainer.num_nodes,
         # With recovery those that start; further ones come in later.
         nodes_max=elastic.nodes_max if elastic and not how else trainer.num_nodes,
-        workers_per_node=trainer.num_devices,
+        workers_per_node=trainer.workers_per_node,
         shards=trainer.num_shards,
         stages=trainer.num_stages,
         join_deadline_s=join_deadline_s,
         max_restarts=trainer.max_restarts,
         checkpointless=job.resilience.checkpointless,
+        program=program_config(job),
     )
 
 

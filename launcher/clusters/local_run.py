@@ -237,7 +237,7 @@ def _write_started(events: EventLog, job: Job) -> None:
             version=job.recipe.version,
             digest=job.digest(),
             num_nodes=job.trainer.num_nodes,
-            num_devices=job.trainer.num_devices,
+            num_devices=job.trainer.workers_per_node,
         )
     except EventLogError as error:
         raise OutsideError(str(error)) from error

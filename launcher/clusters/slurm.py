@@ -70,7 +70,7 @@ def render_slurm(
         "env": sorted(environment.items()),
         "has_efa": has_efa,
         "num_efa": job.instance.num_efa,
-        "num_files": _FILES + _FILES_OF_RANK * job.num_nodes_max * job.trainer.num_devices,
+        "num_files": _FILES + _FILES_OF_RANK * job.num_nodes_max * job.trainer.workers_per_node,
         "num_gpus": job.trainer.num_devices if job.instance.accelerator == "gpu" else 0,
         "secrets": sorted(cluster.secrets.items()),
         "sizes": _node_counts(job),

@@ -21,6 +21,7 @@ from launcher.errors import RecipeError
 from launcher.job import Job
 from launcher.job.cluster import LocalCluster
 from launcher.job.lineage import checkpoints_namespace
+from launcher.job.workload import ScriptTrainer
 from launcher.paths import find_folders
 from launcher.render import render
 from launcher.rundir import EVENTS_FILE, SUBMITTED_FILE, write_run_dir
@@ -52,10 +53,15 @@ def branch_run(arguments: Sequence[str], start: Path) -> int:
     """
     asked = _read(arguments)
     run = find_run(asked.word, start)
+    if isinstance(run.job.trainer, ScriptTrainer):
+        raise RecipeError(
+            f"{run.job.name} runs a script, whose states only its program knows; branch needs "
+            "a run of a trainer of ours: start another run with the program's own checkpoints"
+        )
     point = _find_point(run, asked.step)
     changed = _change(run.job, asked)
     job = changed.job
-    if job.trainer.max_steps <= point.step:
+    if job.training and job.training.trainer.max_steps <= point.step:
         raise RecipeError(
             f"trainer.max_steps {job.trainer.max_steps}: the run would begin with step "
             f"{point.step}, and have nothing to do; give it more"

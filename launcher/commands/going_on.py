@@ -21,6 +21,7 @@ from launcher.holding import held_folder
 from launcher.inputs import check_inputs, check_take_over
 from launcher.job import Job
 from launcher.job.cluster import LocalCluster
+from launcher.job.workload import ScriptTrainer
 from launcher.monitor.checkpoints import newest_saved
 from launcher.monitor.runstate import LAUNCHER_NODE
 from launcher.monitor.standing import Phase
@@ -105,9 +106,13 @@ def _see_ended(run: RunFolder, cluster: Cluster) -> Sight:
 def _check_goal(sight: Sight, job: Job) -> None:
     run, taken = sight.run, sight.state.num_steps
     is_done = sight.standing.phase is Phase.SUCCEEDED
-    if job.trainer.max_steps < taken:
+    before, after = run.job.training, job.training
+    if before is None or after is None:
+        # A program knows itself how far it has come.
+        return
+    if after.trainer.max_steps < taken:
         raise RecipeError(
-            f"trainer.max_steps {job.trainer.max_steps} is less than the {taken} steps that "
+            f"trainer.max_steps {after.trainer.max_steps} is less than the {taken} steps that "
             f"{run.job.name} has taken"
         )
     tiered = run.job.resilience.tiered
@@ -116,10 +121,10 @@ def _check_goal(sight: Sight, job: Job) -> None:
             f"{run.job.name} has succeeded, and its checkpoints went with the memory of its nodes; "
             "a run that is to be longer some day needs resilience.tiered.store"
         )
-    steps = run.job.trainer.max_steps
+    steps = before.trainer.max_steps
     # It has fewer where it was to be longer, and that start was refused or lost.
-    has_all = not taken or steps - taken < run.job.trainer.log_every_n_steps
-    if is_done and has_all and job.trainer.max_steps <= steps:
+    has_all = not taken or steps - taken < before.trainer.log_every_n_steps
+    if is_done and has_all and after.trainer.max_steps <= steps:
         raise RecipeError(
             f"{run.job.name} has taken all its {steps} steps; give it more, as "
             f"trainer.max_steps={2 * steps}"
@@ -132,7 +137,7 @@ def check_job(before: Job | None, job: Job, folders: Folders) -> None:
     `before` is the job that this machine has trained before.
     """
     is_local = isinstance(job.cluster, LocalCluster)
-    if job.resilience.tiered is None:
+    if job.resilience.tiered is None and not isinstance(job.trainer, ScriptTrainer):
         raise RecipeError(
             f"{job.name} keeps no state to go on from: resilience.tiered is null in its job; a run "
             "keeps one that leaves resilience/tiered as it is, or chooses tiers"

@@ -23,7 +23,7 @@ from launcher.errors import RecipeError
 from launcher.job import Job
 from launcher.job.parameters import count_parameters
 from launcher.job.tiered_rules import STORE_URL, STORE_URL_FORM
-from launcher.job.workload import MegatronTrainer
+from launcher.job.workload import MegatronTrainer, ScriptTrainer
 from launcher.monitor.logs import plain
 from launcher.paths import find_folders
 from launcher.terminal import drawing
@@ -114,8 +114,8 @@ def _known_entry(
         name=name,
         version=known("recipe.version"),
         description=known("recipe.description"),
-        architecture=known("model.architecture"),
-        num_parameters=count_parameters(job.model) if job else None,
+        architecture=known("model.architecture") or (known("trainer.entry") and "script"),
+        num_parameters=count_parameters(job.model) if job and job.model else None,
         method=_method(job) if job else None,
         num_nodes=known("trainer.num_nodes"),
         num_devices=known("trainer.num_devices"),
@@ -132,6 +132,8 @@ def _known_entry(
 def _method(job: Job) -> str:
     """Return how training is spread over the workers."""
     trainer = job.trainer
+    if isinstance(trainer, ScriptTrainer):
+        return f"{trainer.world_size} processes"
     if isinstance(trainer, MegatronTrainer):
         degrees = {
             "TP": trainer.tensor_parallel,

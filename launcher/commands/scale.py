@@ -13,6 +13,7 @@ from launcher.clusters.running.kinds import cluster_of
 from launcher.commands.sight import Sight, find_run, see_run
 from launcher.commands.status import doing_text, size_text
 from launcher.errors import OutsideError, RecipeError
+from launcher.job.workload import ScriptTrainer
 from launcher.monitor.runstate import RunState
 from launcher.monitor.standing import Phase
 
@@ -52,6 +53,11 @@ def scale_run(arguments: Sequence[str], start: Path) -> int:
 
 def _read_size(text: str, run: RunFolder) -> int:
     elastic = run.job.resilience.elastic
+    if isinstance(run.job.trainer, ScriptTrainer):
+        raise RecipeError(
+            f"nodes={text!r}: {run.job.name} keeps its size, since it runs a script, which was "
+            "started for so many processes; give it another trainer.num_nodes when it has ended"
+        )
     if elastic is None:
         raise RecipeError(
             f"nodes={text!r}: {run.job.name} keeps its size, since its resilience.elastic is null; "

@@ -33,6 +33,7 @@ _ANNOTATIONS = ("title", "description", "default")
 _DEFAULTS = {
     "TorchTrainer": "trainer/torch",
     "MegatronTrainer": "trainer/megatron",
+    "ScriptTrainer": "trainer/script",
     "StdlibText": "data/stdlib_text",
     "Jsonl": "data/jsonl",
     "S3Jsonl": "data/s3_jsonl",
@@ -63,6 +64,11 @@ def recipe_schema() -> dict[str, Any]:
     }
     properties = {name: _loosen(value) for name, value in job["properties"].items()}
     properties["recipe"] = job["properties"]["recipe"]
+    for name in ("model", "data"):
+        # Null is what a script has, whose recipe leaves the key out.
+        node = properties[name]
+        del node["default"]
+        node["anyOf"] = node["anyOf"][0]["anyOf"]
     # A recipe may choose a cluster, and sets no key of one.
     del properties["name"], properties["cluster"]
     properties |= _launcher_properties()

@@ -52,6 +52,7 @@ def status_lines(sight: Sight) -> list[str]:
         "safe": _safe(sight),
         "warned": _warned(sight),
         "lost": "; ".join(state.losses),
+        "code": state.code_text,
         "events": "; left out: ".join([_events_text(sight), *sight.left_out]),
         "left": _left(sight),
         "next": _next(sight),
@@ -148,14 +149,17 @@ def size_text(sight: Sight) -> str | None:
 
 def _steps(sight: Sight) -> str:
     state = sight.state
-    parts = [f"{state.num_steps} of {state.max_steps}"]
+    if state.max_steps is None and not state.num_steps:
+        return ""
+    parts = [state.steps_text]
     if state.num_steps and state.loss is not None:
         parts.append(f"loss {state.loss:.4f}")
     is_running = sight.standing.phase is Phase.RUNNING and not state.is_deserted
     is_running = is_running and state.standstill_s(sight.time) is None
-    if is_running and state.seconds_per_step is not None and state.seconds_left is not None:
+    if is_running and state.seconds_per_step is not None:
         parts.append(f"{state.seconds_per_step:.3g} s a step")
-        parts.append(f"{format_seconds(state.seconds_left)} left")
+        if (left_s := state.seconds_left) is not None:
+            parts.append(f"{format_seconds(left_s)} left")
     return ", ".join(parts)
 
 
@@ -271,7 +275,7 @@ def _row(path: Path, silent: dict[str, JobStatus]) -> tuple[str, str, str, str]:
     except OSError as error:
         # A file of the run is no plain file, or may not be read.
         return "?", "", "", str(system_failure(error))
-    steps = f"step {sight.state.num_steps} of {sight.state.max_steps}"
+    steps = f"step {sight.state.steps_text}"
     why = _first_line(sight.standing.why) or _standstill(sight) or ""
     return sight.standing.phase.value, steps, kind, "; ".join(filter(None, (why, *sight.left_out)))
 

@@ -10,6 +10,7 @@ usage: python -m launcher recipe=NAME [cluster=local|slurm|k8s] [action=render|r
                                                         where its values come from
        python -m launcher diff A B                      in what two recipes or runs differ
        python -m launcher init [slurm|k8s]              what a team's repository begins with
+       python -m launcher init --script FILE            a recipe that runs your own script
        python -m launcher check [NAME ...]              is each recipe what its version says?
        python -m launcher history NAME                  its versions
        python -m launcher freeze recipe=NAME [KEY=VALUE ...]
@@ -81,10 +82,14 @@ usage: python -m launcher diff A B [--origins]
 """,
     "init": """\
 usage: python -m launcher init [slurm|k8s]
+       python -m launcher init --script FILE
 
   Write what a team's repository begins with into the current folder: a profile of its cluster
   (conf/cluster/ours.yaml), a recipe (recipes/ours/first.yaml) and a hook for pre-commit that runs
   `check`. A file that is there stays as it is.
+
+  --script FILE    write a recipe alone, recipes/FOLDER/NAME.yaml, that runs this script as it is,
+                   with a line for each key that you may want to set
 """,
     "check": """\
 usage: python -m launcher check [--update -m 'WHY'] [NAME ...]

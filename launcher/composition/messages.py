@@ -42,6 +42,7 @@ OPEN_MAPPINGS = (
     "cluster.node_selector.",
     "cluster.affinity.required.",
     "cluster.extra_options.",
+    "trainer.arguments.",
 )
 
 
@@ -184,7 +185,7 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 _UNIONS = {
     "model": {"llama", "gpt_oss"},
-    "trainer": {"torch", "megatron"},
+    "trainer": {"torch", "megatron", "script"},
     "data": {"stdlib_text", "jsonl", "s3_jsonl"},
     "cluster": {"local", "slurm", "k8s"},
 }

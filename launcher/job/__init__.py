@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError, model_validator
 
 from launcher.errors import RecipeError
 from launcher.job.cluster import K8sCluster
-from launcher.job.content import JobContent
+from launcher.job.content import JobContent, TrainingContent
 from launcher.job.rules import broken_rules
 from resilience.plain_files import read_plain
 from resilience.validation import first_problem
@@ -45,8 +46,15 @@ class Job(JobContent):
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 
+class TrainingJob(TrainingContent, Job):
+    """A job that a trainer of ours trains."""
+
+
 class JobFileError(RecipeError):
     """A job.json is missing, or it is not what this version writes."""
+
+
+_Job = TypeVar("_Job", bound=Job)
 
 
 def read_job(path: Path) -> Job:
@@ -54,8 +62,17 @@ def read_job(path: Path) -> Job:
 
     Raises JobFileError.
     """
+    return _read(path, Job)
+
+
+def read_training_job(path: Path) -> TrainingJob:
+    """Read the job.json of a job that a trainer of ours trains. Raises JobFileError."""
+    return _read(path, TrainingJob)
+
+
+def _read(path: Path, kind: type[_Job]) -> _Job:
     try:
-        return Job.model_validate_json(read_plain(path), strict=True)
+        return kind.model_validate_json(read_plain(path), strict=True)
     except OSError as error:
         raise JobFileError(f"cannot read the job {path}: {error.strerror or error}") from error
     except ValidationError as error:

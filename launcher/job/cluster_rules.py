@@ -226,7 +226,8 @@ def _resized_job(job: JobContent) -> Iterator[str]:
                 f"resilience.tiered.ram.{field} {value} does not fit {where}, where no node's "
                 f"memory reaches another's; allowed: {allowed}"
             )
-    yield from one_node_rules(job, where)
+    if job.training:
+        yield from one_node_rules(job.training, where)
 
 
 def _unread(values: Mapping[str, object], job_kind: str, why: str) -> Iterator[str]:

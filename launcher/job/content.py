@@ -9,7 +9,15 @@ from pydantic import AfterValidator, Field
 from launcher import SCHEMA_VERSION, VERSION
 from launcher.job.cluster import Cluster, K8sCluster
 from launcher.job.fields import Count, DnsLabel, EnvName, EnvValue, OneLine, Section, TimeLimit
-from launcher.job.workload import Data, Instance, Model, Resources, Trainer
+from launcher.job.workload import (
+    AnyTrainer,
+    Data,
+    Instance,
+    Model,
+    Resources,
+    ScriptTrainer,
+    Trainer,
+)
 from resilience.settings import ResilienceSettings, TieredSettings
 
 RECIPE_NAME = r"^[a-z0-9_]+(/[a-z0-9_]+)*$"
@@ -51,15 +59,15 @@ class JobContent(Section):
     _."""
     time_limit: TimeLimit | None
     """The run is ended after this long: D-HH:MM:SS or HH:MM:SS, in quotes; null sets no limit."""
-    model: Model
+    model: Model | None = None
     """Dimensions of the model, and the weights it starts from; /model: NAME under defaults selects
-    them."""
-    trainer: Trainer
-    """Nodes, batches, precision, parallelism and optimizer; /trainer: torch or megatron under
-    defaults selects the kind."""
-    data: Data
+    them. A script has none."""
+    trainer: AnyTrainer
+    """Nodes, batches, precision, parallelism and optimizer, or the program; /trainer: torch,
+    megatron or script under defaults selects the kind."""
+    data: Data | None = None
     """Source of the training text, and the length of a sample; /data: KIND under defaults selects
-    it."""
+    it. A script has none."""
     instance: Instance
     """Hardware of one node; /instance: TYPE under defaults takes it from conf/instance/, whose
     numbers may not be changed."""
@@ -73,6 +81,13 @@ class JobContent(Section):
     cluster: Cluster
     """Where the job runs: local unless cluster=NAME on the command line, or override /cluster: NAME
     under defaults, selects another."""
+
+    @property
+    def training(self) -> TrainingContent | None:
+        """Return the job as one that a trainer of ours trains, None for a script."""
+        if isinstance(self.trainer, ScriptTrainer):
+            return None
+        return TrainingContent.model_construct(**{name: getattr(self, name) for name in _FIELDS})
 
     @property
     def num_nodes_started(self) -> int:
@@ -107,3 +122,14 @@ class JobContent(Section):
         """Return the settings of a job that starts memoryd on its nodes, None of any other."""
         settings = self.resilience.tiered
         return settings if settings and settings.starts_memoryd else None
+
+
+class TrainingContent(JobContent):
+    """A job that a trainer of ours trains."""
+
+    model: Model
+    trainer: Trainer
+    data: Data
+
+
+_FIELDS = tuple(JobContent.model_fields)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from itertools import count
 
-from launcher.job.content import JobContent
+from launcher.job.content import TrainingContent
 
 _IDLE_MAX = 0.1
 """A share of their time that nobody has to be told of."""
 
 
-def idle_text(job: JobContent, num_nodes: int) -> str | None:
+def idle_text(job: TrainingContent, num_nodes: int) -> str | None:
     """Return what ranks wait on so many nodes, None where that is little."""
     num, share = job.trainer.num_micro_batches, _idle_share(job, num_nodes)
     if share <= _IDLE_MAX:
@@ -22,7 +22,7 @@ def idle_text(job: JobContent, num_nodes: int) -> str | None:
     )
 
 
-def idle_note(job: JobContent) -> str | None:
+def idle_note(job: TrainingContent) -> str | None:
     """Return what ranks wait at the worst size that the job may have, and which batch mends it."""
     elastic = job.resilience.elastic
     sizes = elastic.sizes if elastic else (job.trainer.num_nodes,)
@@ -41,7 +41,9 @@ def idle_note(job: JobContent) -> str | None:
     return f"{text}; trainer.global_batch_size {fitting * job.trainer.micro_batch_size} would not"
 
 
-def _idle_share(job: JobContent, num_nodes: int, num_micro_batches: int | None = None) -> float:
+def _idle_share(
+    job: TrainingContent, num_nodes: int, num_micro_batches: int | None = None
+) -> float:
     num = num_micro_batches or job.trainer.num_micro_batches
     ranks = job.trainer.at_size(num_nodes).data_parallel_size
     return 1 - num / (-(-num // ranks) * ranks)

@@ -136,7 +136,9 @@ def changed_horizon(before: JobContent, after: JobContent) -> tuple[int, int] | 
 
     None where the schedule has a length of its own, or stays as long as it was.
     """
-    old, new = before.trainer, after.trainer
+    if before.training is None or after.training is None:
+        return None
+    old, new = before.training.trainer, after.training.trainer
     has_own = old.optimizer.decay_steps is not None or new.optimizer.decay_steps is not None
     if has_own or old.max_steps == new.max_steps:
         return None

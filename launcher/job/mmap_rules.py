@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.job.cluster import K8sCluster
-from launcher.job.content import JobContent
+from launcher.job.content import JobContent, TrainingContent
 from launcher.job.fields import shown
 from launcher.job.workload import MegatronTrainer
 from resilience.settings import CacheEncryption, MmapSettings
@@ -19,7 +19,7 @@ _PAGE_BYTES = 4096
 def num_positions(job: JobContent) -> int:
     """Return how many data-parallel positions the workers of a node have, at most."""
     trainer = job.trainer
-    num_devices = trainer.num_devices
+    num_devices = trainer.workers_per_node
     if not isinstance(trainer, MegatronTrainer):
         return num_devices
     # Neighbours see the same samples, and so do the stages of a pipeline, which come last.
@@ -39,7 +39,8 @@ def mmap_rules(job: JobContent) -> Iterator[str]:
         return
     if settings.encryption:
         yield from _encryption(settings.encryption)
-    yield from _budget(job, settings)
+    if training := job.training:
+        yield from _budget(training, settings)
     yield from _folder(job, settings)
 
 
@@ -63,7 +64,7 @@ def _encryption(encryption: CacheEncryption) -> Iterator[str]:
             )
 
 
-def _budget(job: JobContent, settings: MmapSettings) -> Iterator[str]:
+def _budget(job: TrainingContent, settings: MmapSettings) -> Iterator[str]:
     """Refuse what could never hold what it is told to; batches are known here."""
     trainer, elastic = job.trainer, job.resilience.elastic
     # The fewer ranks there are, the more has each of them to read.

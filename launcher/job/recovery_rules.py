@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.job.content import JobContent
+from launcher.job.content import JobContent, TrainingContent
 from launcher.job.fields import shown
 from launcher.job.tiered_memory import num_writers
 from launcher.job.workload import TorchTrainer
 from resilience.settings import Fault, FaultsSettings
 
 
-def recovery_rules(job: JobContent) -> Iterator[str]:
+def recovery_rules(job: TrainingContent) -> Iterator[str]:
     """Yield what does not go together with recovery without checkpoints."""
     settings, where = job.resilience.checkpointless, "resilience.checkpointless"
     if settings is None:
@@ -35,7 +35,7 @@ def recovery_rules(job: JobContent) -> Iterator[str]:
         yield from _elastic(job)
 
 
-def _elastic(job: JobContent) -> Iterator[str]:
+def _elastic(job: TrainingContent) -> Iterator[str]:
     """Yield why the ranks that are left could not go on."""
     where = "resilience.elastic"
     settings, elastic = job.resilience.checkpointless, job.resilience.elastic
@@ -53,7 +53,9 @@ def _elastic(job: JobContent) -> Iterator[str]:
 
 def shared_fate_note(job: JobContent) -> str | None:
     """Return that a run that recovers has all copies of a shard on one node, None where not."""
-    trainer = job.trainer
+    if job.training is None:
+        return None
+    trainer = job.training.trainer
     is_meant = job.resilience.checkpointless and trainer.replicas > 1 and trainer.num_nodes > 1
     if not is_meant or num_writers(trainer) > 1:
         return None
@@ -67,7 +69,7 @@ def shared_fate_note(job: JobContent) -> str | None:
     )
 
 
-def one_node_rules(job: JobContent, where: str) -> Iterator[str]:
+def one_node_rules(job: TrainingContent, where: str) -> Iterator[str]:
     """Yield why not each node has whole copies of the state, which come and go with it."""
     yield from (found := list(_copies(job, where)))
     trainer = job.trainer
@@ -81,7 +83,7 @@ def one_node_rules(job: JobContent, where: str) -> Iterator[str]:
         )
 
 
-def _copies(job: JobContent, where: str) -> Iterator[str]:
+def _copies(job: TrainingContent, where: str) -> Iterator[str]:
     """Yield why copies of the state do not come and go with whole nodes."""
     trainer = job.trainer
     if not isinstance(trainer, TorchTrainer):
@@ -104,7 +106,7 @@ def _copies(job: JobContent, where: str) -> Iterator[str]:
         )
 
 
-def fault_rules(job: JobContent) -> Iterator[str]:
+def fault_rules(job: TrainingContent) -> Iterator[str]:
     """Yield what a run may not bring upon itself."""
     faults = job.resilience.faults
     if faults is None:
@@ -123,7 +125,7 @@ def fault_rules(job: JobContent) -> Iterator[str]:
     yield from _corruption(job, faults)
 
 
-def _place(job: JobContent, fault: Fault, where: str) -> Iterator[str]:
+def _place(job: TrainingContent, fault: Fault, where: str) -> Iterator[str]:
     """Hold where a fault strikes against what the run has."""
     trainer = job.trainer
     if fault.step >= trainer.max_steps:
@@ -184,7 +186,7 @@ def _repeated(faults: FaultsSettings) -> Iterator[str]:
         )
 
 
-def _corruption(job: JobContent, faults: FaultsSettings) -> Iterator[str]:
+def _corruption(job: TrainingContent, faults: FaultsSettings) -> Iterator[str]:
     """Refuse changed bits that no check could find."""
     corrupting = [
         (f"resilience.faults.injected[{index}].place", fault.place)

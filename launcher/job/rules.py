@@ -11,17 +11,19 @@ import math
 from collections.abc import Callable, Iterator
 
 from launcher.job.cluster_rules import k8s_rules, slurm_rules, variable_keys
-from launcher.job.content import JobContent
+from launcher.job.content import JobContent, TrainingContent
 from launcher.job.fields import shown
 from launcher.job.grace import grace_rules
 from launcher.job.mmap_rules import mmap_rules, num_positions
 from launcher.job.recovery_rules import fault_rules, recovery_rules
+from launcher.job.script.rules import script_rules
 from launcher.job.tiered_rules import tiered_rules
 from launcher.job.workload import (
     NUM_BYTE_TOKENS,
     GptOssModel,
     LlamaModel,
     MegatronTrainer,
+    ScriptTrainer,
     TorchTrainer,
 )
 from launcher.secrets import held_secrets
@@ -34,10 +36,30 @@ WORKER_MEMORY_GIB = 1
 
 def broken_rules(job: JobContent) -> list[str]:
     """Return a message for every rule that the job breaks; none means it is sound."""
+    if missing := list(_missing_sections(job)):
+        return missing
     return [message for rule in _RULES for message in rule(job)]
 
 
-def _model_dimensions(job: JobContent) -> Iterator[str]:
+def _missing_sections(job: JobContent) -> Iterator[str]:
+    if isinstance(job.trainer, ScriptTrainer):
+        return
+    for name in ("model", "data"):
+        if getattr(job, name) is None:
+            yield f"no value for {name!r}; set it in the recipe or on the command line"
+
+
+def _of_ours(rule: Callable[[TrainingContent], Iterator[str]]) -> Rule:
+    """Return a rule that holds for jobs that a trainer of ours trains."""
+
+    def check(job: JobContent) -> Iterator[str]:
+        training = job.training
+        return iter(()) if training is None else rule(training)
+
+    return check
+
+
+def _model_dimensions(job: TrainingContent) -> Iterator[str]:
     model = job.model
     if model.num_heads % model.num_kv_heads:
         yield (
@@ -73,7 +95,7 @@ def _model_dimensions(job: JobContent) -> Iterator[str]:
         )
 
 
-def _world(job: JobContent) -> Iterator[str]:
+def _world(job: TrainingContent) -> Iterator[str]:
     trainer = job.trainer
     if trainer.world_size % trainer.model_parallel_size:
         assert isinstance(trainer, MegatronTrainer)
@@ -96,12 +118,12 @@ def _nodes_hint(trainer: MegatronTrainer) -> str:
     return f"set trainer.num_nodes to a multiple of {nodes}, or change a degree"
 
 
-def _batches(job: JobContent) -> Iterator[str]:
+def _batches(job: TrainingContent) -> Iterator[str]:
     if problem := job.trainer.find_batch_problem(job.trainer.data_parallel_size):
         yield problem
 
 
-def _replicas(job: JobContent) -> Iterator[str]:
+def _replicas(job: TrainingContent) -> Iterator[str]:
     trainer = job.trainer
     if isinstance(trainer, TorchTrainer) and (trainer.num_replicas is None) == (
         trainer.sharding == "hybrid"
@@ -138,13 +160,13 @@ def _replicas(job: JobContent) -> Iterator[str]:
 _ONE_COPY = ", or resilience.tiered, or resilience.elastic.may_lose_steps=true"
 
 
-def _may_have_one_copy(job: JobContent) -> bool:
+def _may_have_one_copy(job: TrainingContent) -> bool:
     """Return whether a run that shrinks goes on with the one copy that is left."""
     elastic = job.resilience.elastic
     return elastic is not None and (elastic.may_lose_steps or job.resilience.tiered is not None)
 
 
-def _megatron(job: JobContent) -> Iterator[str]:
+def _megatron(job: TrainingContent) -> Iterator[str]:
     trainer, model = job.trainer, job.model
     if not isinstance(trainer, MegatronTrainer):
         return
@@ -188,7 +210,7 @@ def _megatron(job: JobContent) -> Iterator[str]:
     yield from _sequence(job, trainer)
 
 
-def _experts(job: JobContent, trainer: MegatronTrainer) -> Iterator[str]:
+def _experts(job: TrainingContent, trainer: MegatronTrainer) -> Iterator[str]:
     degree = trainer.expert_parallel
     if isinstance(job.model, LlamaModel):
         if degree != 1:
@@ -216,7 +238,7 @@ def _experts(job: JobContent, trainer: MegatronTrainer) -> Iterator[str]:
         )
 
 
-def _sequence(job: JobContent, trainer: MegatronTrainer) -> Iterator[str]:
+def _sequence(job: TrainingContent, trainer: MegatronTrainer) -> Iterator[str]:
     if trainer.sequence_parallel and trainer.tensor_parallel == 1:
         yield (
             "trainer.sequence_parallel true needs trainer.tensor_parallel of at least 2, which is "
@@ -238,7 +260,7 @@ def _sequence(job: JobContent, trainer: MegatronTrainer) -> Iterator[str]:
         )
 
 
-def _schedule(job: JobContent) -> Iterator[str]:
+def _schedule(job: TrainingContent) -> Iterator[str]:
     optimizer = job.trainer.optimizer
     if optimizer.min_lr > optimizer.lr:
         yield (
@@ -260,8 +282,8 @@ def _hardware(job: JobContent) -> Iterator[str]:
             f"trainer.num_devices {trainer.num_devices} is more than the "
             f"{instance.num_devices} devices of instance {instance.type!r}"
         )
-    is_torch = isinstance(trainer, TorchTrainer)
-    if trainer.precision == "bf16" and instance.accelerator == "cpu" and is_torch:
+    is_bf16 = isinstance(trainer, TorchTrainer) and trainer.precision == "bf16"
+    if is_bf16 and instance.accelerator == "cpu":
         yield (
             f"trainer.precision 'bf16' needs an accelerator, and instance {instance.type!r} "
             "has none; allowed here: 'fp32'"
@@ -280,7 +302,7 @@ def _hardware(job: JobContent) -> Iterator[str]:
 
 def _memory(job: JobContent) -> Iterator[str]:
     resources, instance = job.resources, job.instance
-    workers, spares = job.trainer.num_devices, job.resilience.spares_per_node
+    workers, spares = job.trainer.workers_per_node, job.resilience.spares_per_node
     processes = f"{workers} workers and {spares} spares" if spares else f"{workers} workers"
     needed_shm = math.ceil(job.resilience.shm_mib(workers, num_positions(job)) / 1024)
     if resources.shm_gib < needed_shm:
@@ -324,7 +346,7 @@ def _cpus(job: JobContent) -> Iterator[str]:
         )
 
 
-def _elastic(job: JobContent) -> Iterator[str]:
+def _elastic(job: TrainingContent) -> Iterator[str]:
     elastic, nodes = job.resilience.elastic, job.trainer.num_nodes
     if elastic is None:
         return
@@ -375,7 +397,7 @@ def _elastic(job: JobContent) -> Iterator[str]:
         yield from _elastic_sizes(job, [size for size in sizes if size != nodes])
 
 
-def _elastic_sizes(job: JobContent, sizes: list[int]) -> Iterator[str]:
+def _elastic_sizes(job: TrainingContent, sizes: list[int]) -> Iterator[str]:
     """Hold every other size that the job may have against the rules of parallelism."""
     broken = {size: problem for size in sizes if (problem := _problem_at(job, size))}
     if not broken:
@@ -392,7 +414,7 @@ def _elastic_sizes(job: JobContent, sizes: list[int]) -> Iterator[str]:
     )
 
 
-def _problem_at(job: JobContent, num_nodes: int) -> str | None:
+def _problem_at(job: TrainingContent, num_nodes: int) -> str | None:
     trainer = job.trainer.at_size(num_nodes)
     is_hybrid = isinstance(trainer, TorchTrainer) and trainer.sharding == "hybrid"
     if is_hybrid and trainer.world_size % (shards := job.trainer.num_shards or 1):
@@ -443,17 +465,14 @@ def _divisors(number: int) -> str:
 
 
 _RULES: tuple[Rule, ...] = (
-    _model_dimensions,
-    _world,
-    _megatron,
-    _schedule,
+    script_rules,
+    *map(_of_ours, (_model_dimensions, _world, _megatron, _schedule)),
     _hardware,
     _memory,
     _cpus,
-    _elastic,
+    _of_ours(_elastic),
     grace_rules,
-    recovery_rules,
-    fault_rules,
+    *map(_of_ours, (recovery_rules, fault_rules)),
     mmap_rules,
     tiered_rules,
     _environment,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from launcher.job.content import JobContent
+from launcher.job.content import JobContent, TrainingContent
 from launcher.job.parameters import count_parameters
 from launcher.job.workload import MegatronTrainer, TorchTrainer
 from resilience.settings import TieredSettings
@@ -21,7 +21,7 @@ _SLACK = Fraction(105, 100)
 _SLACK_MIB = 16
 
 
-def state_bytes(job: JobContent) -> int:
+def state_bytes(job: TrainingContent) -> int:
     """Return the bytes of one copy of the training state: weights and Adam's moments."""
     trainer = job.trainer
     # Plain PyTorch keeps its weights in 32 bits, whatever it computes in.
@@ -30,7 +30,7 @@ def state_bytes(job: JobContent) -> int:
     return count_parameters(job.model) * (weight_bytes + _OPTIMIZER_BYTES)
 
 
-def own_bytes(job: JobContent) -> int:
+def own_bytes(job: TrainingContent) -> int:
     """Return the bytes that one node's workers write in a checkpoint, equal shards once."""
     ranks = _ranks_of_replica(job.trainer)
     return math.ceil(state_bytes(job) * Fraction(min(job.trainer.num_devices, ranks), ranks))
@@ -50,7 +50,7 @@ def num_writers(trainer: TorchTrainer | MegatronTrainer) -> int:
     return min((rank + last) // num_ranks - rank // num_ranks + 1 for rank in firsts)
 
 
-def budget_min_mib(job: JobContent, settings: TieredSettings) -> int:
+def budget_min_mib(job: TrainingContent, settings: TieredSettings) -> int:
     """Return below which budget a node has no room for the steps that it is to keep."""
     return math.ceil(_held_bytes(job, settings, settings.ram.keep + 1) / 2**20)
 
@@ -59,12 +59,14 @@ def budget_mib(job: JobContent, settings: TieredSettings) -> int:
     """Return the memory in MiB of all checkpoints on a node.
 
     That is what the recipe says, or room for the steps kept, the one being written and those
-    that may wait for the store, each with what other nodes have sent, and a twentieth more.
+    that may wait for the store, each with what other nodes have sent, and a twentieth more. Of a
+    script the recipe has to say it.
     """
-    if settings.ram.budget_mib is not None:
-        return settings.ram.budget_mib
+    training = job.training
+    if settings.ram.budget_mib is not None or training is None:
+        return settings.ram.budget_mib or 0
     waiting = (settings.store.waiting_max or 1) if settings.store else 0
-    needed = _held_bytes(job, settings, settings.ram.keep + 1 + waiting)
+    needed = _held_bytes(training, settings, settings.ram.keep + 1 + waiting)
     return math.ceil(needed * _SLACK / 2**20) + _SLACK_MIB
 
 
@@ -78,7 +80,7 @@ def shm_mib(job: JobContent) -> int:
     return job.resources.shm_gib * 1024 + (budget_mib(job, job.memoryd) if job.memoryd else 0)
 
 
-def _held_bytes(job: JobContent, settings: TieredSettings, num_steps: int) -> int:
+def _held_bytes(job: TrainingContent, settings: TieredSettings, num_steps: int) -> int:
     state, own = state_bytes(job), own_bytes(job)
     others = min(settings.ram.replicas * own, state)
     if settings.ram.peers_hold == "instead":

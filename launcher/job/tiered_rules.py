@@ -101,7 +101,8 @@ def _copies(job: JobContent, ram: RamTier) -> Iterator[str]:
             f"{_WHERE}.ram.replicas {ram.replicas} is more than the {nodes - 1} other nodes of "
             f"trainer.num_nodes {nodes}"
         )
-    domains = max(1 + ram.replicas, num_writers(job.trainer))
+    num_own = num_writers(job.training.trainer) if job.training else 1
+    domains = max(1 + ram.replicas, num_own)
     if ram.peers_hold == "instead" and ram.replicas:
         domains = ram.replicas
     if ram.domains_min > domains:
@@ -137,24 +138,40 @@ def _ports(job: JobContent, settings: TieredSettings) -> Iterator[str]:
 
 
 def _budget(job: JobContent, settings: TieredSettings) -> Iterator[str]:
-    ram, needed = settings.ram, budget_min_mib(job, settings)
+    ram, training = settings.ram, job.training
+    if training is None:
+        yield from _budget_of_script(job, ram)
+        return
+    needed = budget_min_mib(training, settings)
     if ram.budget_mib is not None and ram.budget_mib < needed:
         yield (
             f"{_WHERE}.ram.budget_mib {ram.budget_mib} is less than the {needed} MiB that "
             f"{ram.keep} steps and one being written take with {ram.replicas} replicas, a node's "
-            f"part of the training state being {own_bytes(job) >> 20} MiB; null works it out"
+            f"part of the training state being {own_bytes(training) >> 20} MiB; null works it out"
         )
         return
-    yield from _memory(job, budget_mib(job, settings))
+    budget = budget_mib(job, settings)
+    shown_budget = budget if ram.budget_mib else f"null, which is {budget} here,"
+    own_mib = own_bytes(training) >> 20
+    taken = f"{shown_budget} for a node's part of the training state, {own_mib} MiB,"
+    yield from _memory(job, budget, taken)
 
 
-def _memory(job: JobContent, budget: int) -> Iterator[str]:
+def _budget_of_script(job: JobContent, ram: RamTier) -> Iterator[str]:
+    if ram.budget_mib is None:
+        yield (
+            f"{_WHERE}.ram.budget_mib null cannot be worked out with trainer.kind 'script', whose "
+            "state has a size that only its program knows; allowed: the MiB of each node, or "
+            "resilience/tiered=null"
+        )
+        return
+    yield from _memory(job, ram.budget_mib, str(ram.budget_mib))
+
+
+def _memory(job: JobContent, budget: int, words: str) -> Iterator[str]:
     """Hold the budget against what a node, or the job's part of it, has."""
     asked, instance = job.resources, job.instance
-    taken = (
-        f"{_WHERE}.ram.budget_mib {__shown_budget(job, budget)} for a node's part of the training "
-        f"state, {own_bytes(job) >> 20} MiB, with {DAEMON_MIB} MiB for memoryd"
-    )
+    taken = f"{_WHERE}.ram.budget_mib {words} with {DAEMON_MIB} MiB for memoryd"
     tiered_mib = budget + DAEMON_MIB
     is_within = isinstance(job.cluster, SlurmCluster) and asked.memory_gib is not None
     if is_within and asked.memory_gib is not None:
@@ -173,12 +190,6 @@ def _memory(job: JobContent, budget: int) -> Iterator[str]:
             f"{taken} and {name} {workers_gib or asked.shm_gib} are more than the "
             f"{instance.memory_gib} GiB of instance {instance.type!r}"
         )
-
-
-def __shown_budget(job: JobContent, budget: int) -> str:
-    settings = job.resilience.tiered
-    is_given = settings is not None and settings.ram.budget_mib is not None
-    return str(budget) if is_given else f"null, which is {budget} here,"
 
 
 def _aws(job: JobContent, settings: TieredSettings) -> Iterator[str]:

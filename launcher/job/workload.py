@@ -1,4 +1,4 @@
-"""What a job trains: the model, the trainer's settings, and the data.
+"""What a job trains: the model, the trainer's settings, and the data; or a program of a user's.
 
 Field names are the recipe's YAML keys. Sizes are counts unless the name says
 otherwise; steps are optimizer updates.
@@ -20,7 +20,9 @@ from launcher.job.fields import (
     Section,
     Share,
     Whole,
+    matching,
 )
+from launcher.job.script.arguments import Arguments, ArgumentStyle, BooleanStyle, Texts
 from resilience.settings import HttpUrl, Region
 
 _S3_URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?")
@@ -30,6 +32,12 @@ def _check_s3_url(value: str) -> str:
     if not _S3_URL.fullmatch(value) or not value.isprintable():
         raise ValueError("allowed: s3://BUCKET or s3://BUCKET/PREFIX, of printable text")
     return value
+
+
+ModuleName = Annotated[
+    str,
+    AfterValidator(matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "a module's name, as torch.nn")),
+]
 
 
 class Transformer(Section):
@@ -133,12 +141,105 @@ class Optimizer(Section):
 
 
 class TrainerSettings(Section):
-    """What every trainer has."""
+    """What every trainer has, that of a script among them."""
 
     num_nodes: Count
     """Nodes that train; nodes that stand by come on top."""
     num_devices: Count
-    """Workers on each node, each with a device of its own where there are devices."""
+    """Workers on each node, each with a device of its own where there are devices; of a script the
+    devices, and trainer.processes_per_node says how many processes have them."""
+    max_steps: Count | None
+    """Optimizer updates until the run is over."""
+    max_restarts: Whole
+    """How often the workers of all nodes are started again after a fault, in the whole run; without
+    checkpoints each start begins at step 0."""
+    threads_per_worker: Count
+    """CPU threads of each worker: OMP_NUM_THREADS, and torch's own."""
+
+    @property
+    def workers_per_node(self) -> int:
+        """Return the processes that an agent starts on each node."""
+        return self.num_devices
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of workers."""
+        return self.num_nodes * self.workers_per_node
+
+    @property
+    def num_shards(self) -> int | None:
+        """Return the ranks that together hold one copy; None where each rank holds a whole one."""
+        return None
+
+    @property
+    def num_stages(self) -> int:
+        """Return the pipeline stages, each of which has ranks that follow each other."""
+        return 1
+
+    @property
+    def steps_between_events(self) -> int:
+        """Return how many steps the run takes from one reported step to the next."""
+        return 1
+
+
+class ScriptTrainer(TrainerSettings):
+    """A training program of a user's, as it is."""
+
+    kind: Literal["script"]
+    """script: the run is trained by a program of your own."""
+    max_steps: Count | None
+    """Steps that the program takes, for the display alone; null where nobody knows."""
+    entry: OneLine
+    """What is started: a file of Python (train.py), a module (-m train.main), or an executable
+    (accelerate)."""
+    arguments: Arguments
+    """Arguments of the program by name, {lr: 3e-4}, or a list of its words as they are. A section
+    in it is a name with a dot, a list several words, and null leaves an argument out."""
+    argument_style: ArgumentStyle
+    """How an argument with a name is written."""
+    boolean_style: BooleanStyle
+    """flag: --key where it is true, and nothing where it is false; value: --key true, as always in
+    the style key=value."""
+    folder: AbsolutePath | None
+    """Absolute path of the program's folder on the nodes; null is the folder in which the launcher
+    is called, on this machine alone."""
+    python: AbsolutePath | None
+    """Interpreter of the program on the nodes, such as /opt/venv/bin/python; null is the cluster's,
+    whose processes begin with what trainer.preload has imported."""
+    processes_per_node: Count | None
+    """Processes of each node; null is num_devices, and 1 with environment none."""
+    environment: Literal["torchrun", "none"]
+    """torchrun: each process has the variables that torchrun sets. none: one process a node, which
+    starts what it likes, and {node_rank}, {num_nodes}, {head_addr} and {head_port} in its arguments
+    are filled in."""
+    progress: Texts
+    """How steps are found in what the program prints: names of known programs, or regular
+    expressions with a group `step`; null finds none."""
+    hang_deadline_s: Positive | None
+    """Seconds without a step after which all is started again; of a program that tells no steps,
+    without output and processor time. null never does."""
+    preload: tuple[ModuleName, ...]
+    """Modules that are imported once for the processes of a node, with python null."""
+
+    @property
+    def workers_per_node(self) -> int:
+        """Return the processes that an agent starts on each node."""
+        return self.processes_per_node or (1 if self.environment == "none" else self.num_devices)
+
+    @property
+    def is_executable(self) -> bool:
+        """Return whether the entry is a program of its own, which no Python reads."""
+        return not (self.module or self.entry.endswith(".py"))
+
+    @property
+    def module(self) -> str | None:
+        """Return the module that is the entry, None where that is a file."""
+        return self.entry.removeprefix("-m ").strip() if self.entry.startswith("-m ") else None
+
+
+class OwnTrainerSettings(TrainerSettings):
+    """What a trainer of ours has besides."""
+
     max_steps: Count
     """Optimizer updates until the run is over."""
     global_batch_size: Count
@@ -160,20 +261,15 @@ class TrainerSettings(Section):
     non_finite: Literal["fail", "skip"]
     """What is done about a step whose loss or gradient norm is not finite, and is not when it is
     run again: fail ends the run, skip goes on without the step's update."""
-    max_restarts: Whole
-    """How often the workers of all nodes are started again after a fault, in the whole run; without
-    checkpoints each start begins at step 0."""
-    threads_per_worker: Count
-    """CPU threads of each worker: OMP_NUM_THREADS, and torch's own."""
     optimizer: Optimizer
     """AdamW and its learning rates."""
 
     @property
-    def world_size(self) -> int:
-        """Return the number of workers."""
-        return self.num_nodes * self.num_devices
+    def steps_between_events(self) -> int:
+        """Return how many steps the run takes from one reported step to the next."""
+        return self.log_every_n_steps
 
-    def at_size(self, num_nodes: int) -> TrainerSettings:
+    def at_size(self, num_nodes: int) -> OwnTrainerSettings:
         """Return these settings on another number of nodes."""
         return self.model_copy(update={"num_nodes": num_nodes})
 
@@ -208,13 +304,8 @@ class TrainerSettings(Section):
         """Return the ranks that work on different samples, rounded down."""
         return self.world_size // self.model_parallel_size
 
-    @property
-    def num_stages(self) -> int:
-        """Return the pipeline stages, each of which has ranks that follow each other."""
-        return 1
 
-
-class TorchTrainer(TrainerSettings):
+class TorchTrainer(OwnTrainerSettings):
     """Plain PyTorch: DDP, or FSDP2 with full or hybrid sharding."""
 
     kind: Literal["torch"]
@@ -248,7 +339,7 @@ class TorchTrainer(TrainerSettings):
         return None if self.sharding == "none" else self.world_size // self.replicas
 
 
-class MegatronTrainer(TrainerSettings):
+class MegatronTrainer(OwnTrainerSettings):
     """Megatron-Core: tensor, pipeline, context and expert parallelism."""
 
     kind: Literal["megatron"]
@@ -310,6 +401,8 @@ class MegatronTrainer(TrainerSettings):
 
 
 Trainer = Annotated[TorchTrainer | MegatronTrainer, Field(discriminator="kind")]
+"""A trainer of ours."""
+AnyTrainer = Annotated[TorchTrainer | MegatronTrainer | ScriptTrainer, Field(discriminator="kind")]
 
 
 NUM_BYTE_TOKENS = 257

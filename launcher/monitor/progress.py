@@ -101,7 +101,7 @@ def is_line_due(last: Shown | None, state: RunState, now: float) -> bool:
     num_new = state.num_steps - last.num_steps
     is_first = last.num_steps == 0 and num_new > 0
     is_late = now - last.time >= LINE_PERIOD_S
-    return is_first or (is_late and num_new >= max(1, LINE_SHARE * state.max_steps))
+    return is_first or (is_late and num_new >= max(1, LINE_SHARE * (state.max_steps or 0)))
 
 
 def render_line(state: RunState, now: float) -> str:
@@ -110,7 +110,7 @@ def render_line(state: RunState, now: float) -> str:
         text = f"{state.phase} ({state.num_here} of {state.num_workers} workers)"
         more = (state.awaited_text(now), standstill_text(state.standstill_s(now)))
         return f"{state.recipe}: {', '.join(filter(None, (text, *more)))}"
-    return f"{state.recipe}: step {state.num_steps} of {state.max_steps}, {_numbers(state, now)}"
+    return f"{state.recipe}: step {state.steps_text}, {_numbers(state, now)}"
 
 
 def render_state(state: RunState, now: float) -> RenderableType:
@@ -118,10 +118,11 @@ def render_state(state: RunState, now: float) -> RenderableType:
     elapsed = "" if state.started_at is None else format_seconds(now - state.started_at)
     title = Text.assemble((state.recipe, "bold"), f"  {state.phase}  ", (elapsed, "dim"))
     bar = Table.grid(padding=(0, 1))
-    bar.add_row(
-        ProgressBar(total=state.max_steps, completed=state.num_steps, width=40),
-        Text(f"step {state.num_steps} of {state.max_steps}"),
-    )
+    steps = Text(f"step {state.steps_text}")
+    if state.max_steps is not None:
+        bar.add_row(ProgressBar(total=state.max_steps, completed=state.num_steps, width=40), steps)
+    elif state.num_steps:
+        bar.add_row(steps)
     lines: list[RenderableType] = [title, bar]
     if state.num_steps:
         lines.append(Text(plain(_numbers(state, now))))
@@ -157,10 +158,11 @@ def _numbers(state: RunState, now: float) -> str:
         parts.append(f"loss {state.loss:.4f}")
     if state.lr is not None:
         parts.append(f"lr {state.lr:.3g}")
-    if state.seconds_per_step is not None and state.seconds_left is not None:
-        quiet = standstill_text(state.standstill_s(now))
+    if state.seconds_per_step is not None:
         parts.append(f"{state.seconds_per_step:.3g} s a step")
-        parts.append(quiet or f"{format_seconds(state.seconds_left)} left")
+    quiet, left_s = standstill_text(state.standstill_s(now)), state.seconds_left
+    if quiet or left_s is not None:
+        parts.append(quiet or f"{format_seconds(left_s or 0.0)} left")
     newest = newest_saved(state.tiers)
     if missed := missed_text(state.tiers, now):
         parts.append(missed)

@@ -57,6 +57,8 @@ class Generation:
     """Whether a rank of it has ended by itself, or as it was asked to."""
     num_steps: int = 0
     """Steps that were done when the newest was reported."""
+    first_step: int | None = None
+    """Number of the first step that it took."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +152,9 @@ def _after(now: Generation, event: Event) -> Generation:
             return replace(now, resumed_at=_later(now.resumed_at, event))
         case "step" if event.step is not None:
             first = event.time if now.stepped_at is None else min(now.stepped_at, event.time)
-            return replace(now, stepped_at=first, num_steps=max(now.num_steps, event.step + 1))
+            begun = event.step if now.first_step is None else min(now.first_step, event.step)
+            done = max(now.num_steps, event.step + 1)
+            return replace(now, stepped_at=first, num_steps=done, first_step=begun)
         case "worker_finished" | "worker_stopped":
             return replace(now, has_ended=True)
         case _:
@@ -342,9 +346,14 @@ def _injected(ended: Generation, cause: Event, noticed_at: float) -> Event | Non
 
 
 def _steps_lost(ended: Generation, after: Generation, num_steps: int) -> int:
-    """Return the steps that were done and have to be done again: none without a fallback."""
+    """Return the steps that were done and have to be done again.
+
+    None without a fallback, where ranks have recovered; others begin afresh, or where their own
+    checkpoints are.
+    """
     if not after.fallback:
-        return 0
+        begins = num_steps if after.recovered or after.first_step is None else after.first_step
+        return max(0, num_steps - begins)
     begun = [each.step for each in (*after.recovered.values(), after.fallback)]
     return max(0, num_steps - min((step for step in begun if step is not None), default=num_steps))
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 from launcher.job import Job
+from launcher.job.workload import ScriptTrainer
 from launcher.monitor.checkpoints import Checkpoint, newest_saved, next_checkpoints
 from launcher.monitor.duration import format_seconds
+from launcher.monitor.programs import as_ours, code_text
 from launcher.monitor.recoveries import (
     Generation,
     Recovery,
@@ -70,7 +73,8 @@ class RunState:
 
     recipe: str
     version: int
-    max_steps: int
+    max_steps: int | None
+    """None where only the program knows."""
     nodes: tuple[str, ...]
     """Names of the nodes that the job has, those that stand by among them."""
     num_devices: int
@@ -79,7 +83,11 @@ class RunState:
     """Workers that each start of the run begins with, as its job says now."""
     keeps_state: bool
     """A new generation goes on with the state and the workers of the one before."""
+    is_script: bool = False
+    """The workers run a program of a user's."""
     log_every_n_steps: int = 1
+    code: Mapping[str, str] = field(default_factory=dict)
+    """By node, the folder and commit of that program."""
     started_at: float | None = None
     starts: tuple[str, ...] = ()
     """Names of the starts that agents have told of; a scheduler starts a run again by itself."""
@@ -208,7 +216,7 @@ class RunState:
         limit_s, has_ended = self.standstill_limit_s, self.exit_status is not None
         if limit_s is None or self.stepped_at is None or has_ended:
             return None
-        if self.num_steps >= self.max_steps:
+        if self.max_steps is not None and self.num_steps >= self.max_steps:
             return None
         quiet_s = now - self.stepped_at
         return quiet_s if quiet_s > limit_s else None
@@ -238,7 +246,19 @@ class RunState:
     def seconds_left(self) -> float | None:
         """Return how long the remaining steps take at the present pace."""
         pace = self.seconds_per_step
-        return None if pace is None else pace * max(0, self.max_steps - self.num_steps)
+        if pace is None or self.max_steps is None:
+            return None
+        return pace * max(0, self.max_steps - self.num_steps)
+
+    @property
+    def steps_text(self) -> str:
+        """Return how many steps are done, and of how many where that is known."""
+        return f"{self.num_steps}{'' if self.max_steps is None else f' of {self.max_steps}'}"
+
+    @property
+    def code_text(self) -> str:
+        """Return where the program's code was; once where it was the same on all nodes."""
+        return "; ".join(dict.fromkeys(self.code.values()))
 
 
 def start_state(job: Job, nodes: Sequence[str]) -> RunState:
@@ -248,16 +268,24 @@ def start_state(job: Job, nodes: Sequence[str]) -> RunState:
         version=job.recipe.version,
         max_steps=job.trainer.max_steps,
         nodes=tuple(nodes),
-        num_devices=job.trainer.num_devices,
+        num_devices=job.trainer.workers_per_node,
         num_workers=job.trainer.world_size,
         num_workers_wanted=job.trainer.world_size,
         keeps_state=job.resilience.checkpointless is not None,
-        log_every_n_steps=job.trainer.log_every_n_steps,
+        is_script=isinstance(job.trainer, ScriptTrainer),
+        log_every_n_steps=job.trainer.steps_between_events,
     )
 
 
 def next_state(state: RunState, event: Event) -> RunState:
     """Return the state after an event; one that means nothing here changes nothing."""
+    if not state.is_script:
+        return next_own_state(state, event)
+    return reduce(next_own_state, as_ours(event, state.nodes, state.num_devices), state)
+
+
+def next_own_state(state: RunState, event: Event) -> RunState:
+    """Return the state after an event as workers of ours write it."""
     if event.node == LAUNCHER_NODE and event.rank is None:
         return _after_launcher(state, event)
     start = event.fields.get("start") if event.event == "agent_started" else None
@@ -289,7 +317,9 @@ def _next_generation(state: RunState, generation: int) -> RunState:
     state = replace(state, generation=generation)
     if state.keeps_state:
         return state
-    return replace(state, workers={}, num_steps=0, failure=None)
+    # A program goes on from checkpoints of its own, and says itself how far that is.
+    num_steps = state.num_steps if state.is_script else 0
+    return replace(state, workers={}, num_steps=num_steps, failure=None)
 
 
 def _after_node(state: RunState, event: Event) -> RunState:
@@ -304,6 +334,8 @@ def _after_node(state: RunState, event: Event) -> RunState:
         )
     if event.event == "node_ended":
         return replace(state, silent_nodes=state.silent_nodes - {node})
+    if event.event == "code_seen":
+        return replace(state, code={**state.code, event.node: code_text(event)})
     if event.event == "service_lost":
         text = f"{event.fields.get('service')} of {node} {event.fields.get('text')}"
         return replace(state, losses={**state.losses, text: node})
@@ -369,6 +401,7 @@ def _begun_again(state: RunState, time: float) -> RunState:
         num_workers=state.num_workers_wanted,
         num_workers_wanted=state.num_workers_wanted,
         keeps_state=state.keeps_state,
+        is_script=state.is_script,
         log_every_n_steps=state.log_every_n_steps,
         started_at=time,
         num_steps=state.num_steps,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launcher.errors import RecipeError
-from launcher.job import Job
+from launcher.job.content import JobContent, TrainingContent
 from launcher.plan.devices import Device, read_device
 from launcher.plan.figure import GIB, Figure, add_up, in_gib
 from launcher.plan.memory import STATE, device_memory, node_memory
@@ -29,7 +29,7 @@ class Fit:
     reason: str = ""
 
 
-def judge_device(job: Job, device: Device) -> Fit:
+def judge_device(job: TrainingContent, device: Device) -> Fit:
     """Return whether the parts of a rank's memory fit its device.
 
     Weights, gradients and optimizer are exact, so that what does not hold them surely fails; the
@@ -55,7 +55,7 @@ def judge_device(job: Job, device: Device) -> Fit:
     return Fit(verdict="fits")
 
 
-def _remedy(job: Job) -> str:
+def _remedy(job: TrainingContent) -> str:
     return (
         "trainer.sharding, trainer.num_nodes"
         if job.trainer.kind == "torch"
@@ -63,7 +63,7 @@ def _remedy(job: Job) -> str:
     )
 
 
-def judge_node(job: Job) -> Fit:
+def judge_node(job: TrainingContent) -> Fit:
     """Return whether the memory of a node holds what the job puts there."""
     parts: tuple[Figure, ...] = node_memory(job)
     capacity = job.instance.memory_gib * GIB
@@ -76,16 +76,22 @@ def judge_node(job: Job) -> Fit:
     return Fit(verdict="probably does not fit", reason=reason)
 
 
-def misfits(job: Job) -> list[str]:
-    """Return what of a job does not fit, or probably does not; nothing of unknown devices."""
+def misfits(given: JobContent) -> list[str]:
+    """Return what of a job does not fit, or probably does not; nothing of unknown devices.
+
+    Nor of a script, whose sizes only its program knows.
+    """
+    if (job := given.training) is None:
+        return []
     device = read_device(job.instance)
     fits = [*([judge_device(job, device)] if device else []), judge_node(job)]
     return [fit.reason for fit in fits if fit.reason]
 
 
-def check_fit(job: Job) -> None:
+def check_fit(given: JobContent) -> None:
     """Raise RecipeError where a job surely does not fit its devices."""
-    device = read_device(job.instance)
-    fit = judge_device(job, device) if device else None
+    job = given.training
+    device = read_device(job.instance) if job else None
+    fit = judge_device(job, device) if job and device else None
     if fit and fit.verdict == "does not fit":
         raise RecipeError(f"action 'submit': {fit.reason}; plan.force=true submits it all the same")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from launcher.job import Job
+from launcher.job.content import TrainingContent
 from launcher.job.mmap_rules import num_positions
 from launcher.job.parameters import EXPERTS, layer_shapes, other_shapes
 from launcher.job.rules import WORKER_MEMORY_GIB
@@ -27,7 +27,7 @@ _WHOLE = ("layernorm.weight", "o_proj.bias", ".router.")
 _SCALAR_BYTES = 4
 
 
-def device_memory(job: Job) -> tuple[Figure, ...]:
+def device_memory(job: TrainingContent) -> tuple[Figure, ...]:
     """Return the parts of the memory of one device: the fullest one's, where they differ."""
     trainer, seq_length = job.trainer, job.data.seq_length
     if isinstance(trainer, TorchTrainer):
@@ -133,7 +133,7 @@ def _gathered(model: Model, trainer: TorchTrainer) -> Figure:
     )
 
 
-def replica(job: Job) -> Figure:
+def replica(job: TrainingContent) -> Figure:
     """Return the part of the training state on a rank that another one holds as well, if any."""
     trainer = job.trainer
     if isinstance(trainer, TorchTrainer):
@@ -157,7 +157,7 @@ def replica(job: Job) -> Figure:
     )
 
 
-def node_memory(job: Job) -> tuple[Figure, ...]:
+def node_memory(job: TrainingContent) -> tuple[Figure, ...]:
     """Return the parts of the memory of one node beside its devices'."""
     resources, num_workers = job.resources, job.trainer.num_devices
     num_spares, huge_mib = job.resilience.spares_per_node, resources.hugepages_2mi_mib
@@ -178,7 +178,7 @@ def node_memory(job: Job) -> tuple[Figure, ...]:
     )  # fmt: skip
 
 
-def _buffers(job: Job) -> Figure:
+def _buffers(job: TrainingContent) -> Figure:
     name, source = "transfer buffers", "resilience.checkpointless.transfer_buffer_mib"
     settings, num_workers = job.resilience.checkpointless, job.trainer.num_devices
     if settings is None:
@@ -187,7 +187,7 @@ def _buffers(job: Job) -> Figure:
     return _held(name, settings.shm_mib(num_workers) * MIB, formula, source)
 
 
-def _cache(job: Job) -> Figure:
+def _cache(job: TrainingContent) -> Figure:
     name, source = "batch cache", "resilience.mmap.budget_mib"
     settings, positions = job.resilience.batches, num_positions(job)
     if settings is None:

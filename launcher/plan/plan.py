@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.job import Job
+from launcher.job.content import TrainingContent
 from launcher.job.parameters import count_parameters
 from launcher.plan.devices import TABLE, Device
 from launcher.plan.figure import Figure
@@ -17,7 +17,7 @@ from launcher.plan.time import duration, limit_days, replica_seconds, work
 class Plan:
     """All that is told of a job; what is a device's is None or empty where it has none."""
 
-    job: Job
+    job: TrainingContent
     device: Device | None
     mfu: float
     parameters: Figure
@@ -39,7 +39,7 @@ class Plan:
         return self.time[-1].value <= self.limit_days
 
 
-def make_plan(job: Job, device: Device | None, mfu: float) -> Plan:
+def make_plan(job: TrainingContent, device: Device | None, mfu: float) -> Plan:
     """Return the plan of a job on such devices."""
     node = node_memory(job)
     parts = device_memory(job) if device else ()
@@ -58,7 +58,7 @@ def make_plan(job: Job, device: Device | None, mfu: float) -> Plan:
     )
 
 
-def _parameters(job: Job) -> Figure:
+def _parameters(job: TrainingContent) -> Figure:
     model = job.model
     return Figure(
         name="parameters",
@@ -69,7 +69,7 @@ def _parameters(job: Job) -> Figure:
     )
 
 
-def _replica(job: Job, device: Device) -> tuple[Figure, ...]:
+def _replica(job: TrainingContent, device: Device) -> tuple[Figure, ...]:
     own = replica(job)
     if not own.value:
         return (own,)

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from launcher.job.content import JobContent
+from launcher.plan.devices import Device
 from launcher.plan.figure import GIB, Figure
 from launcher.plan.plan import Plan
 
@@ -17,13 +19,39 @@ def plan_text(plan: Plan, *, is_explained: bool) -> str:
     return "\n".join(_lines(plan, is_explained=is_explained)) + "\n"
 
 
-def _lines(plan: Plan, *, is_explained: bool) -> Iterator[str]:
-    job, recipe, trainer = plan.job, plan.job.recipe, plan.job.trainer
-    devices = plan.device.name if plan.device else "workers"
-    yield (
+def script_text(job: JobContent, device: Device | None) -> str:
+    """Return what is known of a job whose program only its user knows."""
+    return f"{_headline(job, device)}\n{_UNKNOWN}\n"
+
+
+def script_json(job: JobContent) -> str:
+    """Return the same as indented JSON."""
+    return json.dumps({**_job_content(job), "note": _UNKNOWN}, indent=2) + "\n"
+
+
+_UNKNOWN = "the program is a script, so parameters, memory and days are not known"
+
+
+def _headline(job: JobContent, device: Device | None) -> str:
+    recipe, trainer = job.recipe, job.trainer
+    return (
         f"{recipe.name} version {recipe.version}: {trainer.num_nodes} x {job.instance.type}, "
-        f"{trainer.num_devices} {devices} each"
+        f"{trainer.num_devices} {device.name if device else 'workers'} each"
     )
+
+
+def _job_content(job: JobContent) -> dict[str, Any]:
+    return {
+        "recipe": job.recipe.name,
+        "version": job.recipe.version,
+        "instance": job.instance.type,
+        "num_nodes": job.trainer.num_nodes,
+        "num_devices": job.trainer.num_devices,
+    }
+
+
+def _lines(plan: Plan, *, is_explained: bool) -> Iterator[str]:
+    yield _headline(plan.job, plan.device)
     yield _line(plan.parameters, is_explained=is_explained)
     if plan.device and plan.device_fit:
         yield f"memory of a device: {plan.device_fit.verdict}"
@@ -72,13 +100,8 @@ def plan_json(plan: Plan, *, is_explained: bool) -> str:
     def figures(*given: Figure) -> dict[str, Any]:
         return {each.name: _plain(each, is_explained=is_explained) for each in given}
 
-    job = plan.job
     content: dict[str, Any] = {
-        "recipe": job.recipe.name,
-        "version": job.recipe.version,
-        "instance": job.instance.type,
-        "num_nodes": job.trainer.num_nodes,
-        "num_devices": job.trainer.num_devices,
+        **_job_content(plan.job),
         **figures(plan.parameters),
         "node": figures(*plan.on_node),
         "node_fit": plan.node_fit.verdict,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.job import Job
+from launcher.job.content import TrainingContent
 from launcher.job.fields import time_limit_seconds
 from launcher.job.parameters import count_active_parameters, count_parameters
 from launcher.plan.devices import Device
@@ -11,7 +11,7 @@ from launcher.plan.figure import Figure
 DAY_S = 86400
 
 
-def work(job: Job) -> tuple[Figure, ...]:
+def work(job: TrainingContent) -> tuple[Figure, ...]:
     """Return the steps and tokens of the whole run."""
     trainer, length = job.trainer, job.data.seq_length
     batch = trainer.global_batch_size
@@ -25,7 +25,7 @@ def work(job: Job) -> tuple[Figure, ...]:
     )  # fmt: skip
 
 
-def duration(job: Job, device: Device, mfu: float) -> tuple[Figure, ...]:
+def duration(job: TrainingContent, device: Device, mfu: float) -> tuple[Figure, ...]:
     """Return the time of the whole run without faults, as devices' hours and as days."""
     seconds = training_seconds(job, device, mfu)
     world, active = job.trainer.world_size, count_active_parameters(job.model)
@@ -40,7 +40,7 @@ def duration(job: Job, device: Device, mfu: float) -> tuple[Figure, ...]:
     )  # fmt: skip
 
 
-def training_seconds(job: Job, device: Device, mfu: float) -> float:
+def training_seconds(job: TrainingContent, device: Device, mfu: float) -> float:
     """Return how long the job computes at a share of its devices' peak."""
     trainer = job.trainer
     tokens = trainer.max_steps * trainer.global_batch_size * job.data.seq_length
@@ -48,12 +48,12 @@ def training_seconds(job: Job, device: Device, mfu: float) -> float:
     return operations / (trainer.world_size * device.bf16_flop_s * mfu)
 
 
-def limit_days(job: Job) -> float | None:
+def limit_days(job: TrainingContent) -> float | None:
     """Return the days after which the run is ended, None where nothing ends it."""
     return time_limit_seconds(job.time_limit) / DAY_S if job.time_limit else None
 
 
-def replica_seconds(job: Job, device: Device, num_bytes: float) -> float:
+def replica_seconds(job: TrainingContent, device: Device, num_bytes: float) -> float:
     """Return how long a lost rank's state is on its way from another rank, at least.
 
     Where a node holds several copies the state comes from the same node. Else all ranks of a lost

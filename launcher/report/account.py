@@ -178,8 +178,9 @@ def _gaps(
         if before.generation == after.generation and before.step < after.step:
             waited_s = (after.data_wait_s or 0.0) + (after.blocked_s or 0.0)
             yield before, after.time_s, after.step - before.step, waited_s
-    if steps and steps[-1].step + 1 < job.trainer.max_steps:
-        yield steps[-1], end_s, job.trainer.log_every_n_steps, 0.0
+    last = job.trainer.max_steps
+    if steps and (last is None or steps[-1].step + 1 < last):
+        yield steps[-1], end_s, job.trainer.steps_between_events, 0.0
 
 
 def _parts_of(

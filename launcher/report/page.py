@@ -25,7 +25,7 @@ from launcher.report.charts import (
 )
 from launcher.report.record import RunRecord, Step
 from launcher.report.recoveries import recoveries_card
-from launcher.report.summary import fall_percent, faults_text, result_text, store_text
+from launcher.report.summary import fall_percent, faults_text, result_text, steps_row, store_text
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 
@@ -106,6 +106,9 @@ def build_page(
     }
     if (sizes := size_chart(record))["data"]:
         figures["sizes"] = sizes
+    if record.state.is_script and record.lines:
+        # A program may tell of its steps without some of these numbers.
+        figures = {name: each for name, each in figures.items() if _has_values(each)}
     title = html.escape(record.job.recipe.name)
     return "\n".join(
         [
@@ -121,10 +124,11 @@ def build_page(
             _failures(record),
             recoveries_card(record),
             _account(record),
-            _chart("loss", "Loss", figures),
-            _chart("durations", "Step times", figures),
-            _chart("rates", "Learning rate", figures),
-            _chart("norms", "Gradient norm", figures),
+            *(
+                _chart(name, heading, figures)
+                for name, heading in _CHARTS.items()
+                if name in figures
+            ),
             _chart("sizes", "Size", figures) if "sizes" in figures else "",
             _chart("timeline", _timeline_title(record), figures, _PHASES_TEXT),
             _notes(notes),
@@ -139,16 +143,29 @@ def build_page(
     )
 
 
+def _has_values(figure: Figure) -> bool:
+    return any(value is not None for trace in figure["data"] for value in trace["y"])
+
+
+_CHARTS = {
+    "loss": "Loss",
+    "durations": "Step times",
+    "rates": "Learning rate",
+    "norms": "Gradient norm",
+}
+
+
 def summary_rows(record: RunRecord) -> list[tuple[str, str]]:
     """Return the name and value of each line of the page's table."""
     job, state = record.job, record.state
+    told = {"code": state.code_text, "steps": steps_row(state)}
     rows = [
         ("recipe", job.recipe.name),
         ("version", str(job.recipe.version)),
         ("digest", job.digest()),
         ("result", result_text(state)),
-        ("nodes x workers", f"{job.trainer.num_nodes} x {job.trainer.num_devices}"),
-        ("steps", f"{state.num_steps} of {state.max_steps}"),
+        ("nodes x workers", f"{job.trainer.num_nodes} x {job.trainer.workers_per_node}"),
+        *((name, text) for name, text in told.items() if text),
         *_loss_rows(record),
         *_time_rows(record),
     ]

@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from launcher.job import Job
+from launcher.job.workload import ScriptTrainer
+from launcher.monitor.programs import as_ours
 from launcher.monitor.recoveries import Recovery, seconds_lost
 from launcher.monitor.runstate import (
     CHECKPOINT,
     STARTING,
     TRAINING,
     RunState,
-    next_state,
+    next_own_state,
     phase_after,
     start_state,
     to_float,
@@ -106,8 +108,8 @@ class RunRecord:
     @property
     def tokens_per_second(self) -> float | None:
         """Return the same rate in tokens."""
-        rate = self.samples_per_second
-        return None if rate is None else rate * self.job.data.seq_length
+        rate, data = self.samples_per_second, self.job.data
+        return None if rate is None or data is None else rate * data.seq_length
 
     @property
     def samples_per_second(self) -> float | None:
@@ -125,7 +127,12 @@ class RunRecord:
 def build_record(job: Job, events: Sequence[Event]) -> RunRecord:
     """Return the record of a run from its events as their log is read; without any it is empty."""
     nodes = list(dict.fromkeys(event.node for event in events if event.rank is not None))
-    state = reduce(next_state, events, start_state(job, nodes))
+    if isinstance(job.trainer, ScriptTrainer):
+        # Its workers write nothing of themselves.
+        nodes = sorted({event.node for event in events if event.event == "agent_started"})
+        workers = job.trainer.workers_per_node
+        events = [each for event in events for each in as_ours(event, nodes, workers)]
+    state = reduce(next_own_state, events, start_state(job, nodes))
     starts: list[Start] = []
     spans: list[Span] = []
     recoveries: list[Recovery] = []
@@ -139,7 +146,7 @@ def build_record(job: Job, events: Sequence[Event]) -> RunRecord:
         starts.append(start)
         spans += _spans(own, begin, start)
         sizes += _sizes(own, begin, start)
-        found = reduce(next_state, own, start_state(job, nodes)).recoveries
+        found = reduce(next_own_state, own, start_state(job, nodes)).recoveries
         recoveries += [
             replace(each, number=number)
             for number, each in enumerate(found, start=len(recoveries) + 1)

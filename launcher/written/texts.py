@@ -6,8 +6,11 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-TEXT_SECTIONS = frozenset({"env", "labels", "node_selector", "required"})
-"""Open mappings of texts: variables of the workers and labels. `required` is that of affinity."""
+TEXT_SECTIONS = frozenset({"env", "labels", "node_selector", "required", "arguments"})
+"""Open mappings of texts: variables of the workers, labels, and a program's arguments.
+
+`required` is that of affinity.
+"""
 
 
 def to_text(value: Any) -> Any:

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from launcher.job import Job
+from launcher.job import TrainingJob
 from launcher.job.lineage import checkpoints_namespace
 from recipes_training.backends.aws_library import PACKAGE, find_steps, open_library
 from recipes_training.checkpoints import Begun, CadencedCheckpoints, Subject
@@ -65,7 +65,7 @@ class AwsCheckpoints(CadencedCheckpoints):
     """Saves and loads the whole state with torch.distributed.checkpoint."""
 
     def __init__(
-        self, job: Job, settings: TieredSettings, *, run_dir: Path, events: EventLog
+        self, job: TrainingJob, settings: TieredSettings, *, run_dir: Path, events: EventLog
     ) -> None:
         super().__init__(job, settings, events)
         self._library = open_library()

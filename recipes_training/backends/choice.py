@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.job import Job
+from launcher.job import TrainingJob
 from recipes_training.checkpoints import Checkpoints
 from recipes_training.errors import TrainingError
 from resilience.events import EventLog
 
 
-def open_checkpoints(job: Job, *, run_dir: Path, node: str, events: EventLog) -> Checkpoints:
+def open_checkpoints(
+    job: TrainingJob, *, run_dir: Path, node: str, events: EventLog
+) -> Checkpoints:
     """Return the checkpoints that a job asks for.
 
     Raises TrainingError where what they need is missing on this node.

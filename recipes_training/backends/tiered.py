@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
-from launcher.job import Job
+from launcher.job import TrainingJob
 from launcher.job.lineage import checkpoints_namespace, lineage_digest, name_run
 from recipes_training.backends.tier_loading import TierLoader
 from recipes_training.backends.tier_owner import Claim, own_namespace
@@ -51,7 +51,9 @@ COMMIT_TIMEOUT_S = 20.0
 """How long a run that ends waits for its last commit."""
 
 
-def open_tiers(job: Job, *, run_dir: Path, node: str, events: EventLog) -> TieredCheckpoints:
+def open_tiers(
+    job: TrainingJob, *, run_dir: Path, node: str, events: EventLog
+) -> TieredCheckpoints:
     """Return a job's checkpoints through the daemon that the environment names."""
     settings = job.resilience.tiered
     assert settings is not None
@@ -108,7 +110,7 @@ class TieredCheckpoints(CadencedCheckpoints):
     def __init__(
         self,
         client: TieredClient,
-        job: Job,
+        job: TrainingJob,
         settings: TieredSettings,
         events: EventLog,
         *,

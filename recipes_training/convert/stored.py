@@ -19,7 +19,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from launcher.job import Job, read_job
+from launcher.job import TrainingJob, read_training_job
 from launcher.job.lineage import checkpoints_namespace
 from launcher.job.parameters import shapes
 from launcher.job.workload import GptOssModel, MegatronTrainer, Model
@@ -58,7 +58,7 @@ def plan_stored(run_dir: Path, dtype: torch.dtype | None, step: int | None) -> O
     Raises ConversionError where the run has no such step to read, and CheckpointError where the
     store fails or what it has is damaged.
     """
-    job = read_job(run_dir / "job.json")
+    job = read_training_job(run_dir / "job.json")
     tier = _find_store(job, run_dir)
     assert tier.url is not None
     place = run_dir.resolve() / tier.url.removeprefix("folder:")
@@ -90,7 +90,7 @@ def plan_stored(run_dir: Path, dtype: torch.dtype | None, step: int | None) -> O
     return Output(shapes=known, dtype=dtype, gather=gather, config=make_config(job.model))
 
 
-def _find_store(job: Job, run_dir: Path) -> StoreTier:
+def _find_store(job: TrainingJob, run_dir: Path) -> StoreTier:
     tiered = job.resilience.tiered
     if tiered is None or tiered.store is None or tiered.store.url is None:
         raise ConversionError(
@@ -104,7 +104,7 @@ def _find_store(job: Job, run_dir: Path) -> StoreTier:
     return tiered.store
 
 
-def _find_sources(job: Job, stored: StoredStep) -> Sources:
+def _find_sources(job: TrainingJob, stored: StoredStep) -> Sources:
     """Return what of the checkpoint makes up each of Hugging Face's tensors."""
     sources: Sources = {}
     for name in stored.names:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from launcher.job import Job
+from launcher.job import TrainingJob
 from launcher.job.workload import Data, StdlibText
 from recipes_training.data.jsonl import map_token_file
 from recipes_training.data.order import Split
@@ -29,7 +29,7 @@ ROWS = "rows"
 """Name under which a cached batch has its tokens."""
 
 
-def make_source(job: Job, samples: Samples, position: Position) -> Source:
+def make_source(job: TrainingJob, samples: Samples, position: Position) -> Source:
     """Return what makes a producer read the batches of a job whose worker has these samples."""
     trainer = job.trainer
     tokens = samples.tokens
@@ -48,7 +48,7 @@ def make_source(job: Job, samples: Samples, position: Position) -> Source:
     )
 
 
-def make_identity(job: Job, samples: Samples, position: Position) -> dict[str, Any]:
+def make_identity(job: TrainingJob, samples: Samples, position: Position) -> dict[str, Any]:
     """Return everything that a batch's content depends on, beside the rank and its source."""
     return {
         "data": job.data.model_dump(mode="json"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from launcher.job import Job
+from launcher.job import TrainingJob
 from launcher.job.workload import Data, Model, StdlibText
 from recipes_training.data.jsonl import (
     CACHE_FOLDER,
@@ -87,7 +87,7 @@ def check_same_samples(samples: Samples, group: WorkerGroup) -> None:
 
 
 def place_in_data(
-    rest: dict[str, Any], samples: Samples, *, job: Job, step: int, node: str
+    rest: dict[str, Any], samples: Samples, *, job: TrainingJob, step: int, node: str
 ) -> Position:
     """Note in `rest`, which goes with the state, which samples the steps from `step` on take.
 

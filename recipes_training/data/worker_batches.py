@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from launcher.job import Job
+from launcher.job import TrainingJob
 from launcher.job.lineage import name_run
 from recipes_training.data.position import Position
 from recipes_training.data.rank_batches import RankBatches
@@ -49,7 +49,7 @@ class Batches:
 
 
 def open_batches(
-    job: Job,
+    job: TrainingJob,
     samples: Samples,
     placement: Placement,
     *,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.job import Job
+from launcher.job import TrainingJob
 from launcher.job.workload import GptOssModel, MegatronTrainer, Model, Yarn
 
 
@@ -36,7 +36,7 @@ class MegatronPlan:
     """Of what dropout draws."""
 
 
-def plan_megatron(job: Job, trainer: MegatronTrainer) -> MegatronPlan:
+def plan_megatron(job: TrainingJob, trainer: MegatronTrainer) -> MegatronPlan:
     """Return what Megatron-Core is told of the job."""
     return MegatronPlan(
         parallel_state=_parallel_state(trainer),

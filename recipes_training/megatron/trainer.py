@@ -11,7 +11,7 @@ import torch
 from torch.distributed import ProcessGroup
 from torch.utils.hooks import RemovableHandle
 
-from launcher.job import Job
+from launcher.job import TrainingJob
 from launcher.job.parameters import count_parameters
 from launcher.job.workload import MegatronTrainer as MegatronSettings
 from recipes_training.group import WorkerGroup
@@ -36,7 +36,7 @@ class MegatronTrainer:
     into them.
     """
 
-    def __init__(self, job: Job, watch: StepWatch, *, is_restartable: bool) -> None:
+    def __init__(self, job: TrainingJob, watch: StepWatch, *, is_restartable: bool) -> None:
         assert isinstance(job.trainer, MegatronSettings)
         self._job, self._settings = job, job.trainer
         self._watch = watch

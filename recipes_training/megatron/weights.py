@@ -12,7 +12,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from launcher.job import Job
+from launcher.job import TrainingJob
 from launcher.job.parameters import shapes
 from recipes_training.errors import CheckpointError
 from recipes_training.group import WorkerGroup
@@ -26,7 +26,7 @@ from recipes_training.weights.tensors import Index, Part, find_gap
 _Read = Callable[[str, Part], Tensor]
 
 
-def fill_model(job: Job, model: MegatronModel) -> None:
+def fill_model(job: TrainingJob, model: MegatronModel) -> None:
     """Set parameters to what they are before the first step, and moments to zero."""
     read = _make_reader(job)
     with torch.no_grad():
@@ -46,7 +46,7 @@ def _fill(parameter: Tensor, block: Tensor, own: list[tuple[Piece, Index]]) -> N
         rows.copy_((values.T if piece.is_transposed else values).reshape(rows.shape))
 
 
-def _make_reader(job: Job) -> _Read:
+def _make_reader(job: TrainingJob) -> _Read:
     known, seed, std = shapes(job.model), job.trainer.seed, job.model.init_std
     if not job.model.weights:
         return lambda name, part: draw_part(name, known[name], part, seed=seed, std=std)
@@ -54,7 +54,9 @@ def _make_reader(job: Job) -> _Read:
     return lambda name, part: weights.read(name, known[name], part)
 
 
-def export_model(job: Job, model: MegatronModel, folder: Path, *, group: WorkerGroup) -> None:
+def export_model(
+    job: TrainingJob, model: MegatronModel, folder: Path, *, group: WorkerGroup
+) -> None:
     """Write the model in Hugging Face's layout; every rank calls it.
 
     Raises CheckpointError on every rank where their parts do not make up a tensor, before anything

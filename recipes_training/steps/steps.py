@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.job import Job
+from launcher.job import TrainingJob
 from recipes_training.coordinator import Members
 from recipes_training.data.position import read_position
 from recipes_training.errors import DivergedError
@@ -63,7 +63,13 @@ class Steps:
     """Takes the steps of one rank, over all generations of the process."""
 
     def __init__(
-        self, job: Job, *, trainer: Trainer, progress: Progress, watch: RunWatch, events: EventLog
+        self,
+        job: TrainingJob,
+        *,
+        trainer: Trainer,
+        progress: Progress,
+        watch: RunWatch,
+        events: EventLog,
     ) -> None:
         self._job = job
         self._trainer, self._progress = trainer, progress

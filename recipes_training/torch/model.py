@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from launcher.job import Job
+from launcher.job import TrainingJob
 from launcher.job.workload import Model, TorchTrainer
 from recipes_training.group import WorkerGroup, keep
 from recipes_training.plan import MeshPlan, plan_mesh, plan_model_config
@@ -67,7 +67,7 @@ class SpreadModel:
         return nullcontext()
 
 
-def build_core(job: Job, trainer: TorchTrainer) -> nn.Module:
+def build_core(job: TrainingJob, trainer: TorchTrainer) -> nn.Module:
     """Build the job's model without memory; needs no other worker.
 
     Raises WeightsError where the job's weights are those of another model.
@@ -130,7 +130,7 @@ def give_memory(core: nn.Module, model: Model, device: torch.device) -> None:
         _restore_ties_and_buffers(core, model, device)
 
 
-def fill_core(job: Job, core: nn.Module) -> None:
+def fill_core(job: TrainingJob, core: nn.Module) -> None:
     """Set every parameter to what it is before the first step."""
     if job.model.weights:
         load_parameters(core, open_weights(Path(job.model.weights), job.model))

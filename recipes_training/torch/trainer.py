@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from launcher.job import Job
+from launcher.job import TrainingJob
 from launcher.job.workload import TorchTrainer as TorchSettings
 from recipes_training.group import WorkerGroup
 from recipes_training.plan import (
@@ -45,7 +45,7 @@ class TorchTrainer:
     the same with and without.
     """
 
-    def __init__(self, job: Job, watch: StepWatch, *, is_restartable: bool) -> None:
+    def __init__(self, job: TrainingJob, watch: StepWatch, *, is_restartable: bool) -> None:
         assert isinstance(job.trainer, TorchSettings)
         transformers.logging.set_verbosity_error()
         self._job = job
@@ -169,7 +169,7 @@ def _class_name(core: nn.Module) -> str:
     return next(each.__name__ for each in type(core).__mro__ if "transformers" in each.__module__)
 
 
-def _make_optimizer(job: Job, core: nn.Module) -> Optimizer:
+def _make_optimizer(job: TrainingJob, core: nn.Module) -> Optimizer:
     decayed: list[nn.Parameter] = []
     kept: list[nn.Parameter] = []
     for name, parameter in core.named_parameters():

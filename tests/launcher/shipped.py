@@ -21,6 +21,8 @@ CLUSTERS = {
     "hyperpod": ("cluster=k8s", "cluster.job_kind=hyperpod"),
     "job": ("cluster=k8s", "cluster.job_kind=job"),
 }
+TRAINED = tuple(name for name in RECIPES if not name.startswith("script/"))
+"""Those that a trainer of ours trains."""
 # What a recipe of a real size leaves to the cluster's profile, or to whoever runs it.
 STORE = ("cluster.checkpoint_store_url=s3://example-bucket/runs",)
 ASKED_FOR = {name: STORE for name in RECIPES if any(size in name for size in ("120b", "70b", "8b"))}

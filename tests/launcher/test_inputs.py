@@ -10,6 +10,7 @@ import pytest
 from launcher.errors import RecipeError
 from launcher.inputs import check_inputs
 from tests.launcher.command import launch
+from tests.launcher.script_job import script_job
 from tests.launcher.shipped import shipped_job
 
 RECIPE = "llama/llama3_tiny_pretrain"
@@ -91,3 +92,34 @@ def test_run_without_its_files_ends_before_anything_is_written(tmp_path: Path) -
         f"  data.path '/nowhere' {GONE}; {FILE}\n"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("trainer", "line"),
+    [
+        ({}, ("trainer.entry 'examples/torch_ddp.py' in {here} {GONE}; {FILE}, as trainer.folder "
+         "is null: call the launcher in the folder that the entry is named from, or set "
+         "trainer.folder")),
+        ({"folder": "/nowhere"}, "trainer.folder '/nowhere' {GONE}; {FOLDER}"),
+        ({"entry": "no-such-program"}, ("trainer.entry 'no-such-program' is no executable here; "
+         "allowed: a program on PATH, or its path")),
+        ({"python": "/no/python", "entry": "-m a"}, ("trainer.python '/no/python' is no executable "
+         "here; allowed: a program on PATH, or its path")),
+        ({"entry": "-m json.tool"}, None),
+        ({"entry": "bash"}, None),
+    ],
+)  # fmt: skip
+def test_a_script_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: dict[str, str], line: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = script_job(**trainer)
+    if line is None:
+        check_inputs(job)
+        return
+
+    with pytest.raises(RecipeError) as caught:
+        check_inputs(job)
+
+    expected = line.format(here=tmp_path, GONE=GONE, FILE=FILE, FOLDER=FOLDER)
+    assert str(caught.value).splitlines()[1:] == [f"  {expected}"]

@@ -205,6 +205,11 @@ TIERS = (
     "resilience.tiered.backend 'memoryd' with cluster.job_kind 'hyperpod' (it runs: 'job', or "
     "resilience/tiered=aws)"
 )
+SCRIPT = "trainer.kind 'script' with cluster.job_kind 'hyperpod' (it runs: 'job')"
+FOLDER = (
+    "trainer.folder null does not say where trainer.entry 'examples/torch_ddp.py' lies on the "
+    "nodes; allowed: the absolute path of its folder there, or of the entry"
+)
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
@@ -218,13 +223,18 @@ def test_each_shipped_recipe_says_all_that_keeps_it_from_running(recipe: str, cl
         missing.append(RECOVERY)
     if is_hyperpod and job.resilience.tiered:
         missing.append(TIERS)
-    expected = f"this version renders, but cannot run, {' and '.join(missing)}"
+    if is_hyperpod and job.training is None:
+        missing.append(SCRIPT)
+    expected = [f"this version renders, but cannot run, {' and '.join(missing)}"] if missing else []
+    if cluster != "local" and job.training is None:
+        # Its entry is a file of a checkout.
+        expected.append(FOLDER)
 
     told = _said(job)
     assert told == [" ".join(note.split()) for note in notes(job)]
     said = [note for note in told if not note.startswith("the pods wait for the Secret")]
-    assert said == ([expected] if missing else [])
-    assert _is_refused(job) == bool(missing)
+    assert said == expected
+    assert _is_refused(job) == bool(expected)
 
 
 @pytest.mark.parametrize("kind", ["hyperpod", "job"])

@@ -11,9 +11,11 @@ from typing import Any
 
 from launcher.clusters.agent import agent_command
 from launcher.clusters.k8s.token import token_path
+from launcher.clusters.program import script_words
 from launcher.job import Job
 from launcher.job.cluster import RENDEZVOUS_PORT, K8sCluster
 from launcher.job.cluster_rules import num_base_pods
+from launcher.job.workload import ScriptTrainer
 from launcher.rundir import JOB_FILE, NODE_FILE
 
 CONFIG_PATH = "/etc/training"
@@ -62,19 +64,26 @@ def hyperpod_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
     The operator gives each node its rank and the rendezvous, and counts
     restarts; of torchrun's own words only sizes and logs are left.
     """
+    if isinstance(job.trainer, ScriptTrainer):
+        # Without our agent nothing gives it its folder; `support` refuses to start it.
+        program = script_words(job.trainer, "python")
+    else:
+        program = (
+            "-m",
+            "recipes_training",
+            f"--job={CONFIG_PATH}/{JOB_FILE}",
+            f"--run-dir={shlex.quote(run_path(job, cluster))}",
+            f'--node-name="${POD_NAME}"',
+        )
     return (
         "hyperpodrun",
         '--nnodes="$NNODES"',
-        f"--nproc-per-node={job.trainer.num_devices}",
+        f"--nproc-per-node={job.trainer.workers_per_node}",
         f"--server-port={SERVER_PORT}",
         "--server-log-level=warning",
         "--tee=3",
         f"--log-dir={_LOG_PATH}",
-        "-m",
-        "recipes_training",
-        f"--job={CONFIG_PATH}/{JOB_FILE}",
-        f"--run-dir={shlex.quote(run_path(job, cluster))}",
-        f'--node-name="${POD_NAME}"',
+        *program,
     )
 
 

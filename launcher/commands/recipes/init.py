@@ -1,7 +1,8 @@
-"""The command `init`: what a team's repository begins with."""
+"""The command `init`: what a team's repository begins with, or a recipe of a script."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -52,6 +53,38 @@ recipe:
 trainer:
   max_steps: 20
 """
+_SCRIPT = """\
+# @package _global_
+# Runs a script as it is. Each line of a # is a key that may be set; `launcher show NAME` shows all.
+defaults:
+  - /trainer: script
+  - /instance: cpu                    # where it runs: the name of a file in conf/instance
+  - override /resilience/tiered: null
+  - _self_
+
+recipe:
+  name: {name}
+  version: 1
+  schema: 1
+  description: {description}
+
+trainer:
+  num_nodes: 1
+  num_devices: 1                      # of a node; so many processes has it
+  entry: {entry}
+  folder: {folder}
+  # arguments: {{lr: 3e-4, epochs: 2}}  # the words --lr 3e-4 --epochs 2; or a list of words
+  # argument_style: --key=value       # or key=value
+  # boolean_style: value              # --key true, where a flag is --key alone
+  # python: /opt/venv/bin/python      # the interpreter on the nodes
+  # processes_per_node: 8             # where they are not as many as the devices
+  # environment: none                 # one process a node, which starts the others
+  # progress: transformers            # or a regular expression: 'step (?P<step>\\d+)'
+  # max_steps: 1000                   # for the display
+  # max_restarts: 3                   # starts again after faults
+  # hang_deadline_s: 1800             # without a step, or without output and work
+  # preload: [torch]                  # imported once for the processes of a node
+"""
 _HOOK = """\
 # Says which recipes are not what their versions are; `pre-commit install` has git run it.
 repos:
@@ -73,32 +106,72 @@ def print_init(arguments: Sequence[str], start: Path) -> int:
 
     Raises RecipeError and OSError.
     """
+    if "--script" in arguments:
+        return _init_script([each for each in arguments if each != "--script"], start)
     kind = arguments[0] if arguments else "slurm"
     if len(arguments) > 1:
         raise RecipeError(f"init takes one kind of cluster, not {' and '.join(arguments)}")
     if kind not in _PROFILES:
         raise RecipeError(f"init takes a kind of cluster, not {kind!r}; {nearest(kind, _PROFILES)}")
-    found, here = find_folders(start), (start.resolve(), shipped_folder())
-    if above := [each for each in (*found.conf, *found.recipes) if each.parent not in here]:
-        raise RecipeError(
-            f"{above[0]} is your repository's, and files here would hide its own; run init in "
-            f"{above[0].parent}"
-        )
+    _check_here(start)
     files = {
         "conf/cluster/ours.yaml": _PROFILES[kind],
         "recipes/ours/first.yaml": _RECIPE,
         ".pre-commit-config.yaml": _HOOK,
     }
     for name, text in files.items():
-        path = start / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        is_new = _write_new(path, text)
-        there = "" if is_new or not path.is_file() else path.read_text("utf-8", "replace")
-        found_kind = _KIND.search(there)
-        of_kind = f", for {found_kind[1]}" if found_kind else ""
-        sys.stdout.write(f"{'wrote' if is_new else 'left as it is:'} {name}{of_kind}\n")
+        _write(start, name, text)
     sys.stdout.write("next: launcher check --update -m 'as it begins'\n")
     return 0
+
+
+def _init_script(arguments: Sequence[str], start: Path) -> int:
+    """Write a recipe of a script into the folder `start`."""
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise RecipeError("init --script takes one file, as init --script train.py")
+    script = start / arguments[0]
+    if not script.is_file():
+        raise RecipeError(f"init --script {arguments[0]!r}: no such file; allowed: a script's file")
+    _check_here(start)
+    root, script = start.resolve(), script.resolve()
+    folder = root if script.is_relative_to(root) else script.parent
+    is_python = script.suffix == ".py"
+    entry = str(script.relative_to(folder)) if is_python else str(script)
+    name = f"{_as_name(folder.name)}/{_as_name(script.stem)}"
+    text = _SCRIPT.format(
+        name=name,
+        description=json.dumps(f"{script.name}, as it is"),
+        entry=json.dumps(entry),
+        folder=json.dumps(str(folder)),
+    )
+    _write(start, f"recipes/{name}.yaml", text)
+    sys.stdout.write(f"next: launcher recipe={name} action=run\n")
+    return 0
+
+
+def _as_name(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_") or "script"
+
+
+def _check_here(start: Path) -> None:
+    """Raise RecipeError where a folder above has the team's files."""
+    found, here = find_folders(start), (start.resolve(), shipped_folder())
+    if above := [each for each in (*found.conf, *found.recipes) if each.parent not in here]:
+        raise RecipeError(
+            f"{above[0]} is your repository's, and files here would hide its own; run init in "
+            f"{above[0].parent}"
+        )
+
+
+def _write(start: Path, name: str, text: str) -> None:
+    """Write a file and say so, or that it is there."""
+    path = start / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = _write_new(path, text)
+    there = "" if is_new or not path.is_file() else path.read_text("utf-8", "replace")
+    found_kind = _KIND.search(there)
+    of_kind = f", for {found_kind[1]}" if found_kind else ""
+    sys.stdout.write(f"{'wrote' if is_new else 'left as it is:'} {name}{of_kind}\n")
 
 
 def _write_new(path: Path, text: str) -> bool:

@@ -15,7 +15,7 @@ from launcher.errors import RecipeError
 from launcher.paths import find_folders
 from launcher.plan.devices import TABLE, known_instances, read_device
 from launcher.plan.plan import make_plan
-from launcher.plan.text import plan_json, plan_text
+from launcher.plan.text import plan_json, plan_text, script_json, script_text
 from launcher.provenance.named import add_origins
 
 _OPTIONS = ("--explain", "--json")
@@ -36,9 +36,13 @@ def print_plan(arguments: Sequence[str], start: Path) -> int:
             f"instance.type {job.instance.type!r} has no devices in {TABLE}; "
             f"{nearest(job.instance.type, known_instances())}"
         )
-    plan = make_plan(job, device, request.beside.plan.mfu)
-    write = plan_json if "--json" in options else plan_text
-    sys.stdout.write(write(plan, is_explained="--explain" in options))
+    if (training := job.training) is None:
+        text = script_json(job) if "--json" in options else script_text(job, device)
+    else:
+        plan = make_plan(training, device, request.beside.plan.mfu)
+        write = plan_json if "--json" in options else plan_text
+        text = write(plan, is_explained="--explain" in options)
+    sys.stdout.write(text)
     return 0
 
 

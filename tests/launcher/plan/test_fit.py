@@ -15,7 +15,7 @@ from launcher.plan.fit import check_fit, judge_node, misfits
 from launcher.plan.plan import make_plan
 from tests.launcher.command import launch, put, refuse
 from tests.launcher.plan.worlds import LLAMA, job_of
-from tests.launcher.shipped import RECIPES, shipped_job
+from tests.launcher.shipped import TRAINED, shipped_job
 
 SAYS_DAYS = r"# `plan` says ([\d.]+) days for all steps"
 PATHS = (f"recipe={LLAMA}", "cluster=slurm", "instance=ml.g5.xlarge", "trainer.num_nodes=1",
@@ -63,7 +63,7 @@ def test_a_node_that_is_too_small_is_noted() -> None:
     assert misfits(job) == [fit.reason]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", TRAINED)
 def test_a_shipped_recipe_fits_its_instance_and_its_limit_or_says_why_not(recipe: str) -> None:
     job = shipped_job(recipe, "slurm")
     device = read_device(job.instance)

@@ -64,8 +64,11 @@ def wrong_origins(
 
 
 def _has_one_value(each: Explained) -> bool:
-    """Return whether another text may stand for a value: it decides nothing about other keys."""
-    return each.written not in ({}, [])
+    """Return whether another text may stand for a value: it decides nothing about other keys.
+
+    Nor is it one of several in a line.
+    """
+    return each.written not in ({}, []) and not each.key.endswith("]")
 
 
 def _mark_line(path: Path, line: int, key: str, mark: str) -> None:

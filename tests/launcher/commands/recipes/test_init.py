@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -60,3 +61,26 @@ def test_init_in_a_folder_that_refuses_ends_in_its_own_words(tmp_path: Path) -> 
     assert (ended.status, ended.out) == (1, "")
     assert "conf" in ended.err
     assert "Traceback" not in ended.err
+
+
+def test_a_recipe_that_init_writes_of_a_script_starts_it(tmp_path: Path) -> None:
+    """Named from the folder that init is called in; a recipe that is there is left."""
+    folder = tmp_path / "My Lab"
+    script = folder / "src" / "train-it.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("print()\n")
+
+    ended = launch("init", "--script", "src/train-it.py", folder=folder)
+
+    assert ended.out.startswith("wrote recipes/my_lab/train_it.yaml\n"), ended
+    rendered = launch("recipe=my_lab/train_it", folder=folder)
+    assert rendered.status == 0, rendered.err
+    job = json.loads((folder / "runs/train-it/job.json").read_text())
+    assert (job["trainer"]["entry"], job["trainer"]["folder"]) == ("src/train-it.py", str(folder))
+    again = launch("init", "--script", "src/train-it.py", folder=folder)
+    assert again.out.startswith("left as it is: recipes/my_lab/train_it.yaml\n")
+
+
+@pytest.mark.parametrize("words", [("nope.py",), (), ("a.py", "b.py"), ("recipes",)])
+def test_init_of_no_script_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+    assert "init --script" in refuse(tmp_path, "init", "--script", *words)

@@ -14,7 +14,7 @@ from launcher.plan.devices import read_device
 from launcher.plan.plan import make_plan
 from launcher.plan.text import plan_text
 from tests.launcher.command import launch, refuse
-from tests.launcher.shipped import RECIPES, shipped_job
+from tests.launcher.shipped import TRAINED, shipped_job
 
 LARGE = "recipe=llama/llama3_70b_pretrain_checkpointless"
 TINY = "recipe=llama/llama3_tiny_tiered"
@@ -30,7 +30,7 @@ def planned(folder: Path, *arguments: str) -> str:
     return ended.out
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", TRAINED)
 def test_a_plan_is_one_screen(recipe: str) -> None:
     job = shipped_job(recipe, "local")
     plan = make_plan(job, read_device(job.instance), 0.4)

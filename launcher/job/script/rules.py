@@ -1,0 +1,82 @@
+"""Rules about jobs that run a program of a user's. Nothing here reads anything but the job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from launcher.job.content import JobContent
+from launcher.job.fields import shown
+from launcher.job.script.arguments import named_values
+from launcher.job.workload import ScriptTrainer
+from resilience.progress import find_problem
+
+_WHERE = "trainer.kind 'script'"
+_FEATURES = ("checkpointless", "elastic", "faults")
+"""What needs a trainer of ours, which holds its state as recovery wants it."""
+
+
+def script_rules(job: JobContent) -> Iterator[str]:
+    """Yield what a job with a program of a user's may not say."""
+    if not isinstance(trainer := job.trainer, ScriptTrainer):
+        return
+    if job.model:
+        yield (
+            f"model.architecture {job.model.architecture!r} does not fit {_WHERE}, whose program "
+            "brings its own model; allowed: null, so leave /model out"
+        )
+    if job.data:
+        yield (
+            f"data.kind {job.data.kind!r} does not fit {_WHERE}, whose program reads its own data; "
+            "allowed: null, so leave /data out"
+        )
+    for name in _FEATURES:
+        if getattr(job.resilience, name) is not None:
+            yield (
+                f"resilience.{name} does not fit {_WHERE}, as it needs a trainer of ours; "
+                f"allowed: null, as resilience/{name}=null"
+            )
+    if (tiered := job.resilience.tiered) and not tiered.starts_memoryd:
+        yield (
+            f"resilience.tiered.backend {tiered.backend!r} does not fit {_WHERE}; allowed: "
+            "'memoryd', or resilience/tiered=null"
+        )
+    yield from _entry(trainer)
+    yield from _arguments(trainer)
+    if problem := find_problem(trainer.progress):
+        yield f"trainer.progress {problem}; allowed: names, and regular expressions of a step"
+    if trainer.environment == "none" and trainer.processes_per_node not in (None, 1):
+        yield (
+            f"trainer.processes_per_node {trainer.processes_per_node} does not fit "
+            "trainer.environment 'none', whose one process of a node starts the others; allowed: "
+            "null"
+        )
+
+
+def _entry(trainer: ScriptTrainer) -> Iterator[str]:
+    entry = trainer.entry
+    if trainer.module is not None:
+        if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", trainer.module):
+            yield f"trainer.entry {entry!r}: allowed behind -m: a module's name, as -m train.main"
+    elif re.search(r"\s", entry) or entry.startswith("-"):
+        yield (
+            f"trainer.entry {entry!r}: allowed: a file as train.py, -m and a module, or one "
+            "executable; the words behind it go to trainer.arguments, as a list"
+        )
+    elif trainer.python and trainer.is_executable:
+        yield (
+            f"trainer.python {trainer.python!r} does not fit trainer.entry {entry!r}, an "
+            "executable, which no Python reads; allowed: null"
+        )
+
+
+def _arguments(trainer: ScriptTrainer) -> Iterator[str]:
+    if isinstance(trainer.arguments, tuple) or trainer.argument_style == "--key value":
+        return
+    for name, value in named_values(trainer.arguments):
+        if isinstance(value, tuple):
+            yield (
+                f"trainer.arguments.{name} {shown(list(value))} does not fit "
+                f"trainer.argument_style {trainer.argument_style!r}, where an argument has one "
+                "value; allowed: one text, or the style '--key value'"
+            )

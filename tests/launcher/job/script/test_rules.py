@@ -1,0 +1,88 @@
+"""What a job with a program of a user's may not say, and the key that each message names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.launcher.script_job import RECIPE, refused, script_job
+from tests.launcher.shipped import shipped_job
+
+OURS = shipped_job("llama/llama3_tiny_everything", "local").model_dump(mode="json")
+SHM = {"resources__shm_gib": 1}
+TIERED = OURS["resilience"]["tiered"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        pytest.param({"model": OURS["model"]}, "model.architecture 'llama' ", id="model"),
+        pytest.param({"data": OURS["data"]}, "data.kind 'stdlib_text' ", id="data"),
+        *(
+            pytest.param({f"resilience__{name}": OURS["resilience"][name], **SHM},
+                         f"resilience.{name} does not fit trainer.kind 'script'", id=name)
+            for name in ("checkpointless", "elastic", "faults")
+        ),
+        pytest.param({"resilience__tiered": TIERED},
+                     "resilience.tiered.ram.budget_mib null cannot be worked out", id="budget"),
+        pytest.param({"trainer__entry": "accelerate launch"},
+                     "trainer.entry 'accelerate launch': allowed: ", id="two-words"),
+        pytest.param({"trainer__entry": "-m a-b"}, "trainer.entry '-m a-b': ", id="module"),
+        pytest.param({"trainer__entry": "--lr"}, "trainer.entry '--lr': ", id="option"),
+        pytest.param({"trainer__entry": "accelerate", "trainer__python": "/opt/bin/python"},
+                     "trainer.python '/opt/bin/python' does not fit", id="python"),
+        pytest.param({"trainer__arguments": {"a": [1, 2]}, "trainer__argument_style": "key=value"},
+                     "trainer.arguments.a ['1', '2'] does not fit", id="list"),
+        pytest.param({"trainer__environment": "none", "trainer__processes_per_node": 2},
+                     "trainer.processes_per_node 2 does not fit", id="processes"),
+        pytest.param({"trainer__num_devices": 100}, "trainer.num_devices 100 is", id="devices"),
+        pytest.param({"trainer__arguments": {"api_key": "abc123def"}},
+                     "trainer.arguments.api_key holds a value (not shown)", id="secret-by-name"),
+        pytest.param({"trainer__arguments": ["--token", "abc123def"]},
+                     "trainer.arguments looks like a secret (not shown)", id="secret-in-words"),
+        pytest.param({"trainer__progress": "lightening"},
+                     "trainer.progress 'lightening' is none of lightning, megatron, ", id="name"),
+        pytest.param({"trainer__progress": ["transformers", "(a+)+(?P<step>.)"]},
+                     "trainer.progress '(a+)+(?P<step>.)' has a repeat within", id="pattern"),
+        pytest.param({"env": {"RANK": "1"}}, "env.RANK is a variable of", id="variable"),
+    ],
+)  # fmt: skip
+def test_a_script_is_refused_what_needs_a_trainer_of_ours(
+    values: dict[str, Any], message: str
+) -> None:
+    """With one message, which says what is allowed."""
+    found = refused(**values)
+
+    assert len(found) == 1
+    assert found[0].startswith(message)
+    assert "allowed" in found[0] or "choose another" in found[0] or "more than" in found[0]
+
+
+def test_a_script_may_have_a_daemon_of_a_size_that_its_recipe_says() -> None:
+    budget = {**TIERED, "ram": {**TIERED["ram"], "budget_mib": 64}}
+    content = script_job().model_dump(mode="json", by_alias=True)
+    content["resilience"]["tiered"] = budget
+
+    job = type(script_job()).model_validate(content)
+
+    assert job.memoryd
+    assert job.training is None
+
+
+def test_processes_of_a_node() -> None:
+    """As many as the devices, but for one that starts the others."""
+    assert script_job().trainer.world_size == 4
+    assert script_job(processes_per_node=3).trainer.world_size == 6
+    assert script_job(environment="none").trainer.world_size == 2
+
+
+def test_a_trainer_of_ours_needs_a_model_and_data() -> None:
+    content = shipped_job("llama/llama3_tiny_pretrain", "local").model_dump(
+        mode="json", by_alias=True
+    )
+    del content["model"]
+    content["data"] = None
+
+    with pytest.raises(ValueError, match=r"no value for 'model'.*\n.*no value for 'data'"):
+        type(shipped_job(RECIPE, "local")).model_validate(content)

@@ -1,0 +1,108 @@
+"""What a script's events come to: its steps, its workers, its code."""
+
+from __future__ import annotations
+
+from functools import reduce
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from launcher.monitor.progress import render_line, render_state
+from launcher.monitor.runstate import RunState, next_state, start_state
+from launcher.report.page import build_page, summary_rows
+from launcher.report.record import build_record
+from launcher.report.summary import summary_text
+from resilience.events import Event
+from tests.launcher.run_events import event, on_node
+from tests.launcher.script_job import script_job
+
+NODES = ["node-0", "node-1"]
+BEGUN = [
+    event("run_started", 100.0),
+    *(event("agent_started", 101.0, at=node, start="a") for node in NODES),
+    on_node("generation_opened", 102.0, 0, number=0, world_size=4),
+]
+AGAIN = [
+    event("fault_detected", 113.0, 3, reason="died", text="rank 3 was killed by SIGKILL"),
+    on_node("generation_broken", 113.0, 0, reason="rank 3 was killed by SIGKILL"),
+    on_node("generation_opened", 114.0, 1, number=1, world_size=4),
+]
+CODE = {"folder": "/fsx/lab", "commit": "1a2b3c4d5e6f", "is_dirty": True}
+SHOWN_CODE = "/fsx/lab at 1a2b3c4 (with changes that are not committed)"
+
+
+def told(number: int, time: float, generation: int = 0, **fields: Any) -> Event:
+    return event("step", time, 0, step=number, generation=generation, duration_s=1.0, **fields)
+
+
+def state_of(events: list[Event], max_steps: int | None = None) -> RunState:
+    return reduce(next_state, events, start_state(script_job(max_steps=max_steps), NODES))
+
+
+def drawn(state: RunState) -> str:
+    console = Console(file=StringIO(), width=100)
+    console.print(render_state(state, 120.0))
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("events", "max_steps", "line"),
+    [
+        pytest.param([], None, "training (4 of 4 workers)", id="no-step"),
+        pytest.param([told(7, 110.0)], None, "step 7, 1 s a step, no step for 10 s", id="no-loss"),
+        pytest.param(
+            [told(7, 119.0, loss=0.5)], 10, "step 7 of 10, loss 0.5000, 1 s a step, 3.0 s left",
+            id="loss-and-end",
+        ),
+        pytest.param([told(0, 119.0)], None, "training (4 of 4 workers)", id="step-0"),
+    ],
+)  # fmt: skip
+def test_a_line_has_what_the_program_tells(
+    events: list[Event], max_steps: int | None, line: str
+) -> None:
+    state = state_of([*BEGUN, *events], max_steps)
+
+    assert render_line(state, 120.0) == f"script/torch_ddp: {line}"
+    assert [state.node_phase(node) for node in NODES] == ["training", "training"]
+    assert (f"step {state.steps_text}" in drawn(state)) == bool(max_steps or state.num_steps)
+
+
+def test_steps_that_are_done_again_are_lost() -> None:
+    """A program that is started again keeps its number until it says another one."""
+    before = [*BEGUN, told(37, 110.0), told(38, 112.0), *AGAIN]
+    after = [told(21, 120.0, 1), told(22, 121.0, 1)]
+
+    assert state_of(before).num_steps == 38
+    (recovery,) = state_of([*before, *after]).recoveries
+    assert (recovery.rank, recovery.step, recovery.steps_lost) == (3, 38, 18)
+
+
+@pytest.mark.parametrize("losses", [{}, {"loss": 2.5, "lr": 0.1, "grad_norm": 1.0}])
+def test_a_report_has_what_the_program_tells(losses: dict[str, float]) -> None:
+    code = [on_node("code_seen", 101.5, 0, **CODE), event("code_seen", 101.6, at="node-1", **CODE)]
+    steps = [told(number, 103.0 + number, **losses) for number in (1, 2, 3)]
+    end = event("run_finished", 120.0, exit_status=0, reason="all nodes succeeded")
+
+    record = build_record(script_job(max_steps=None), [*BEGUN, *code, *steps, end])
+
+    rows = dict(summary_rows(record))
+    assert (rows["steps"], rows["code"]) == ("3", SHOWN_CODE)
+    assert ("last loss" in rows) == ("last learning rate" in rows) == bool(losses)
+    assert not {"tokens per second", "samples per second"} & rows.keys()
+    page = build_page(record, (), b"")
+    assert ("<h2>Loss</h2>" in page) == ("<h2>Gradient norm</h2>" in page) == bool(losses)
+    assert "did not get that far" not in page
+    assert {span.rank: span.node for span in record.spans} == {
+        0: "node-0", 1: "node-0", 2: "node-1", 3: "node-1",
+    }  # fmt: skip
+    assert "steps       3\n" in summary_text(record.state, None)
+
+
+def test_a_program_that_told_no_steps_has_no_row_of_them() -> None:
+    record = build_record(script_job(max_steps=None), BEGUN)
+
+    assert "steps" not in dict(summary_rows(record))
+    assert "steps" not in summary_text(record.state, None)
