@@ -45,13 +45,15 @@ def rank_info() -> RankInfo:
     def number(name: str, default: int) -> int:
         return int(os.environ.get(name) or default)
 
+    # A program that is alone on its node, before it starts any ranks, is told of nodes alone.
+    node_rank, num_nodes = number("NODE_RANK", 0), number("NUM_NODES", 1)
     return RankInfo(
-        rank=number("RANK", 0),
-        world_size=number("WORLD_SIZE", 1),
+        rank=number("RANK", node_rank),
+        world_size=number("WORLD_SIZE", num_nodes),
         local_rank=number("LOCAL_RANK", 0),
         local_world_size=number("LOCAL_WORLD_SIZE", 1),
-        node_rank=number("GROUP_RANK", 0),
-        num_nodes=number("GROUP_WORLD_SIZE", 1),
+        node_rank=number("GROUP_RANK", node_rank),
+        num_nodes=number("GROUP_WORLD_SIZE", num_nodes),
         start=number(START_VARIABLE, 0),
         restart=number("TORCHELASTIC_RESTART_COUNT", 0),
     )
@@ -94,9 +96,10 @@ def _said(name: str, value: object) -> object:
 
 def _find_listener() -> _Say:
     """Return what takes steps: the agent, nobody, or the terminal of a program without an agent."""
-    from resilience.inprocess.handles import read_handles
+    from resilience.inprocess.handles import reach_agent, read_handles
 
     handles, info = read_handles(os.environ), rank_info()
+    handles = handles and reach_agent(handles, os.environ)
     if handles is None:
         return _print if info.rank == 0 else _say_nothing
     from resilience.comm.page import Activity, Page
@@ -112,13 +115,14 @@ def _find_listener() -> _Say:
     from pathlib import Path
 
     from resilience.events import EventLog
+    from resilience.inprocess.variables import GENERATION
 
     events = EventLog(
         Path(handles.events_path),
         node=handles.node,
         rank=0,
-        generation=info.restart,
-        sink=EventPipe(os.dup(handles.events_file)),
+        generation=int(os.environ.get(GENERATION) or info.restart),
+        sink=EventPipe(handles.events_file),
     )
     last_step, last_s = -1, 0.0
 

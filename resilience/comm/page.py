@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 from enum import IntEnum
 
+PAGE_NAME = "resilience-page"
 SLOT_BYTES = 64
 _FIELD_BYTES = 8
 # Native: with an explicit byte order Python writes byte by byte, and a reader sees half a word.
@@ -117,6 +118,6 @@ class Page:
 
 def create_page(num_slots: int) -> int:
     """Return the descriptor of a new page; it exists as long as a process holds the descriptor."""
-    file = os.memfd_create("resilience-page")
+    file = os.memfd_create(PAGE_NAME)
     os.ftruncate(file, num_slots * SLOT_BYTES)
     return file

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
+
+from resilience.comm.page import PAGE_NAME
 
 AGENT_FD = "RESILIENCE_AGENT_FILE"
 EVENTS_FD = "RESILIENCE_EVENTS_FILE"
 SLOT = "RESILIENCE_SLOT"
 AGENT_PID = "RESILIENCE_AGENT_PID"
+EVENTS_READER = "RESILIENCE_EVENTS_READER"
+"""The agent's own descriptor of the pipe for events, which can be opened to write to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +54,25 @@ def read_handles(variables: Mapping[str, str]) -> WorkerHandles | None:
         each.name: json.loads(variables[_name(each.name)]) for each in fields(WorkerHandles)
     }
     return WorkerHandles(**found | {"state_files": tuple(found["state_files"])})
+
+
+def reach_agent(handles: WorkerHandles, variables: Mapping[str, str]) -> WorkerHandles | None:
+    """Return handles with a page and a pipe for events of this process's own; None without any.
+
+    A worker has inherited both. A process that a worker starts, as launchers do, has none of its
+    descriptors, or others under their numbers: it opens those of the agent.
+    """
+    events = {"self": str(handles.events_file), handles.agent_pid: variables.get(EVENTS_READER)}
+    for process, events_file in events.items():
+        page = f"/proc/{process}/fd/{handles.page_file}"
+        with suppress(OSError):
+            if PAGE_NAME in os.readlink(page):  # noqa: PTH115
+                return replace(
+                    handles,
+                    page_file=os.open(page, os.O_RDWR),
+                    events_file=os.open(f"/proc/{process}/fd/{events_file}", os.O_WRONLY),
+                )
+    return None
 
 
 def _name(field: str) -> str:

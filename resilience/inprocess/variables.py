@@ -20,6 +20,8 @@ the breaks of its generation alone, could be passed with it.
 NUM_THREADS = "OMP_NUM_THREADS"
 LINEAR_ALGEBRA_THREADS = "OPENBLAS_NUM_THREADS"
 UNBUFFERED = "PYTHONUNBUFFERED"
+GENERATION = "RESILIENCE_GENERATION"
+"""What a torchrun below the worker leaves as it is, while it counts its own restarts."""
 _RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 _NODE_PLACES = ("NODE_RANK", "NUM_NODES", "HEAD_ADDR", "HEAD_PORT")
 GLOO_CONNECTS_LATE = "TORCH_GLOO_LAZY_INIT"
@@ -54,7 +56,12 @@ def node_variables(opening: Open) -> dict[str, str]:
     layout = opening.layout
     index = layout.seat(opening.rank).node_index
     places = (str(index), str(len(layout.nodes)), host, port)
-    return {**dict(zip(_NODE_PLACES, places, strict=True)), _RESTART_COUNT: str(opening.generation)}
+    count = str(opening.generation)
+    return {
+        **dict(zip(_NODE_PLACES, places, strict=True)),
+        _RESTART_COUNT: count,
+        GENERATION: count,
+    }
 
 
 def fill_in(command: Sequence[str], variables: Mapping[str, str]) -> list[str]:

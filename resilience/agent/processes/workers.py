@@ -28,7 +28,7 @@ from resilience.agent.processes.zygote_process import (
     ZygoteThreadsError,
     adopt_orphans,
 )
-from resilience.inprocess.handles import SLOT
+from resilience.inprocess.handles import EVENTS_READER, SLOT
 from resilience.inprocess.variables import ERROR_FILE
 
 _SEND_DEADLINE = struct.pack("@ll", 5, 0)
@@ -113,6 +113,7 @@ class WorkerPool:
             **self._program.variables,
             **handles.variables(),
             SLOT: str(worker.slot),
+            EVENTS_READER: str(pipes[WorkerStream.EVENTS][0]),
             ERROR_FILE: str(self._output.logs.error_path(worker.number)),
         }
         request = {

@@ -23,6 +23,7 @@ def test_program_that_is_alone_is_told_its_node_and_the_head_and_nothing_of_rank
         "HEAD_ADDR": "fd00::1",
         "HEAD_PORT": "20007",
         "TORCHELASTIC_RESTART_COUNT": "3",
+        "RESILIENCE_GENERATION": "3",
     }
 
 

@@ -161,7 +161,8 @@ echo "$3:$4" >"$OUT/head-$1"
 exec "$PYTHON" train.py "$1" "$4"
 """
 MEET = f"""{WRITE}
-import socket, time
+import socket, subprocess, time
+subprocess.run([sys.executable, "-c", "import resilience; resilience.log(7, loss=0.5)"], check=True)
 place, port = map(int, sys.argv[1:])
 if place == 0:
     with socket.create_server(("127.0.0.1", port)) as server:
@@ -190,6 +191,9 @@ def test_programs_that_are_alone_on_their_nodes_meet_at_the_head(run: Run) -> No
     assert [run.wait(node) for node in ("n0", "n1")] == [0, 0], run.show()
     assert out(run, "met") == "met"
     assert out(run, "head-0") == out(run, "head-1")
+    # By a process that has inherited nothing of its worker but variables; of rank 0 alone.
+    steps = [each for each in run.events() if each.event == "step"]
+    assert [(each.step, each.fields["loss"]) for each in steps] == [(7, 0.5)]
     run.assert_nothing_left()
 
 
