@@ -149,7 +149,7 @@ def size_text(sight: Sight) -> str | None:
 
 def _steps(sight: Sight) -> str:
     state = sight.state
-    if state.max_steps is None and not state.num_steps:
+    if not state.steps_text:
         return ""
     parts = [state.steps_text]
     if state.num_steps and state.loss is not None:
@@ -275,7 +275,7 @@ def _row(path: Path, silent: dict[str, JobStatus]) -> tuple[str, str, str, str]:
     except OSError as error:
         # A file of the run is no plain file, or may not be read.
         return "?", "", "", str(system_failure(error))
-    steps = f"step {sight.state.steps_text}"
+    steps = f"step {sight.state.steps_text}" if sight.state.steps_text else ""
     why = _first_line(sight.standing.why) or _standstill(sight) or ""
     return sight.standing.phase.value, steps, kind, "; ".join(filter(None, (why, *sight.left_out)))
 

@@ -252,7 +252,12 @@ class RunState:
 
     @property
     def steps_text(self) -> str:
-        """Return how many steps are done, and of how many where that is known."""
+        """Return how many steps are done, and of how many where that is known.
+
+        Empty for a program that has told no steps.
+        """
+        if self.max_steps is None and not self.num_steps:
+            return ""
         return f"{self.num_steps}{'' if self.max_steps is None else f' of {self.max_steps}'}"
 
     @property

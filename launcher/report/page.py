@@ -25,7 +25,7 @@ from launcher.report.charts import (
 )
 from launcher.report.record import RunRecord, Step
 from launcher.report.recoveries import recoveries_card
-from launcher.report.summary import fall_percent, faults_text, result_text, steps_row, store_text
+from launcher.report.summary import fall_percent, faults_text, result_text, store_text
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 
@@ -158,7 +158,7 @@ _CHARTS = {
 def summary_rows(record: RunRecord) -> list[tuple[str, str]]:
     """Return the name and value of each line of the page's table."""
     job, state = record.job, record.state
-    told = {"code": state.code_text, "steps": steps_row(state)}
+    told = {"code": state.code_text, "steps": state.steps_text}
     rows = [
         ("recipe", job.recipe.name),
         ("version", str(job.recipe.version)),

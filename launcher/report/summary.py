@@ -17,7 +17,7 @@ from launcher.report.account import Account, account_text
 def summary_text(state: RunState, report: Path | None, account: Account | None = None) -> str:
     """Return what a run came to: result, steps, loss, time, and where its files are."""
     rows = {
-        "steps": steps_row(state),
+        "steps": state.steps_text,
         "loss": loss_text(state.first_loss, state.loss),
         "faults": faults_text(state, state.recoveries, state.seconds_lost, state.wall_s),
         "tiers": checkpoints_text(state.tiers),
@@ -31,11 +31,6 @@ def summary_text(state: RunState, report: Path | None, account: Account | None =
     lines = [f"{state.recipe} version {state.version}: {result_text(state)}"]
     lines += [f"  {name:<10}  {value}" for name, value in rows.items() if value]
     return "\n".join(lines)
-
-
-def steps_row(state: RunState) -> str:
-    """Return how far a run came; empty for a program that told no steps."""
-    return "" if state.max_steps is None and not state.num_steps else state.steps_text
 
 
 def _wall_text(wall_s: float | None, account: Account | None) -> str | None:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.paths import shipped_folder
 from resilience.events import read_events
+from tests.launcher.command import launch
 from tests.scenarios.slurm.jobs import Slurm, submit_recipe, train_here
 
 pytest.importorskip("torch", reason="a worker needs torch")
@@ -39,3 +41,22 @@ def test_submitted_recipe_trains_to_the_same_bits_as_on_this_machine(slurm: Slur
     assert losses(tmp_path / "there") == losses(tmp_path / "here")
     assert weights(tmp_path / "here")
     assert weights(tmp_path / "there") == weights(tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_a_script_that_is_submitted_trains_and_tells_its_steps(slurm: Slurm, tmp_path: Path):
+    recipe = (
+        "recipe=script/torch_ddp",
+        f"trainer.folder={shipped_folder()}",
+        "trainer.max_steps=40",
+    )
+    run = tmp_path / "there"
+
+    state = slurm.wait_for_end(submit_recipe(run, *recipe))
+
+    logs = "".join(path.read_text() for path in run.rglob("*.log"))
+    assert state == "COMPLETED", logs
+    told = launch("status", str(run), folder=tmp_path).out
+    assert "steps     40 of 40, loss " in told
+    assert f"code      {shipped_folder()} at " in told
+    assert (run / "torch_ddp.pt").is_file(), "in the run's folder"
