@@ -99,6 +99,8 @@ class Progress:
         """Look for these names and regular expressions, all of which have to be without problem."""
         texts = (each for pattern in patterns for each in NAMED.get(pattern, (pattern,)))
         self._patterns = [re.compile(text) for text in texts]
+        self.has_late_values = len(self._patterns) > 1 or any(each in NAMED for each in patterns)
+        """Whether values of a step may follow it, in a line of their own or as a bar is redrawn."""
         self.shown: Step | None = None
         """The step that was shown last, while values of it may follow."""
         self._last = self._raw = -1

@@ -13,7 +13,7 @@ from resilience.progress import LINE_CHARACTERS_MAX, Progress, Step
 _LINES_A_SECOND = 1000
 _SEARCH_S = 0.05
 """A second of a worker's lines is searched for so long at most: others wait for the agent too."""
-_VALUES_S = 1.0
+_VALUES_S = 0.5
 """Values in lines of their own are waited for so long after their step."""
 
 
@@ -62,6 +62,8 @@ class StepFinder:
             reading.search_s += time.perf_counter() - begin_s
             if (new := reading.progress.shown) and (shown is None or new.number > shown.number):
                 self._page.mark(worker.slot, new.number, Activity.UPDATE)
+            if not reading.progress.has_late_values:
+                done = reading.progress.take()
             if done:
                 self._tell(worker, done)
 

@@ -26,7 +26,8 @@ class Node:
         monkeypatch.setattr(steps_module.time, "monotonic", lambda: self.now_s)
         self.page = page
         self.written: list[tuple[Any, ...]] = []
-        self.reader = StepFinder(PATTERNS, page=page, write=self._write, start=2)
+        self.options: dict[str, Any] = {"page": page, "write": self._write, "start": 2}
+        self.reader = StepFinder(PATTERNS, **self.options)
         self.workers = [
             Worker(number=slot, slot=slot, socket=connection, outputs={}) for slot in range(2)
         ]
@@ -60,12 +61,19 @@ def test_a_step_is_written_once_by_the_first_rank_that_says_it(node: Node) -> No
     node.say(1, "step 2", after_s=0.5)
     node.say(0, "step 2")
     node.say(0, "step 4", after_s=1.0)
-    node.reader.settle(node.now_s + 0.9)
+    node.reader.settle(node.now_s + 0.4)
     before = list(node.written)
-    node.reader.settle(node.now_s + 1.1)
+    node.reader.settle(node.now_s + 0.6)
 
     assert before == [(1, 5, 3.0, None), (2, 4, None, 0.5)]
     assert node.written == [*before, (4, 4, None, 0.5)]
+
+
+def test_a_step_whose_values_are_in_its_line_is_written_at_once(node: Node) -> None:
+    node.reader = StepFinder([r"step (?P<step>\d+) loss (?P<loss>\S+)"], **node.options)
+    node.say(0, "step 1 loss 3")
+
+    assert node.written == [(1, 4, 3.0, None)]
 
 
 def test_the_page_shows_each_ranks_own_steps(node: Node) -> None:
