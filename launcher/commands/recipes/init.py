@@ -59,7 +59,6 @@ _SCRIPT = """\
 defaults:
   - /trainer: script
   - /instance: cpu                    # where it runs: the name of a file in conf/instance
-  - override /resilience/tiered: null
   - _self_
 
 recipe:

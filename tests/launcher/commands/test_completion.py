@@ -41,7 +41,7 @@ def team(tmp_path: Path) -> Path:
     ("launcher recipe=ours", ["recipe=ours/mine_alone"]),
     ("launcher rec", ["recipe="]),
     ("launcher cluster=s", ["cluster=slurm"]),
-    ("launcher trainer=", ["trainer=megatron", "trainer=torch"]),
+    ("launcher trainer=", ["trainer=megatron", "trainer=script", "trainer=torch"]),
     (f"launcher recipe={TINY} trainer.max_", ["trainer.max_restarts=", "trainer.max_steps="]),
     (f"launcher recipe={TINY} resilience/m", ["resilience/mmap="]),
     # What is typed so far may be wrong: nothing is said into the person's line.
