@@ -143,13 +143,14 @@ class RestartingAgent(Agent):
 
     def _check_stillness(self, stillness: Stillness, now_s: float) -> None:
         """Tell of a program that does not get on."""
-        stillness.note_time(-1 if self._part.is_broken else self._part.generation, now_s)
+        is_open = self._part.opening is not None and not self._part.is_broken
+        stillness.note_time(self._part.generation if is_open else -1, now_s)
         ranks = {
             self._part.rank(local_rank): worker
             for local_rank, worker in self._crew.ranks.items()
             if worker is not None and worker.generation == self._part.generation
         }
-        if self._part.is_broken or not ranks or now_s < stillness.due_s:
+        if not is_open or not ranks or now_s < stillness.due_s:
             return
         if still := stillness.look(self._see(list(ranks.values())), now_s):
             # One that is stopped is to blame, if there is any.

@@ -331,6 +331,16 @@ for number in range(80):
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
+def test_worker_that_waits_for_its_rank_does_not_hang(run: Run) -> None:
+    for node in ("n0", "n1"):
+        start(run, "print('done')", node=node, num_nodes=2, hang_deadline_s=1.0)
+        subprocess.run(["sleep", "3"], check=True)
+
+    assert [run.wait(node) for node in ("n0", "n1")] == [0, 0], run.show()
+    assert NO_STEP.replace("2 s", "1 s") not in run.text("n0") + run.text("n1")
+
+
 # ---- the record
 
 
