@@ -64,7 +64,11 @@ class Comparison:
 
 def compare_jobs(before: JobContent, after: JobContent) -> Comparison:
     """Return what differs between a job that has made a state and one that is to go on from it."""
-    old, new = _leaves_of(before), _leaves_of(after)
+    # An empty mapping that gets its first key is no change besides.
+    old, new = (
+        {key: value for key, value in _leaves_of(each).items() if value != {}}
+        for each in (before, after)
+    )
     changes = [
         Change(key, old.get(key), new.get(key))
         for key in sorted(old.keys() | new.keys())

@@ -26,7 +26,8 @@ def as_ours(event: Event, nodes: Sequence[str], workers_per_node: int) -> Iterat
     if event.event == "generation_opened" and isinstance(size, int) and nodes:
         generation = number if isinstance(number, int) else event.generation
         for rank in range(size):
-            node = nodes[min(rank // workers_per_node, len(nodes) - 1)]
+            # Agents give ranks to nodes in the order of their names.
+            node = sorted(nodes)[min(rank // workers_per_node, len(nodes) - 1)]
             for name in _BEGUN:
                 yield replace(
                     event, event=name, node=node, rank=rank, generation=generation, fields={}

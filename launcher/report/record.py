@@ -129,7 +129,7 @@ def build_record(job: Job, events: Sequence[Event]) -> RunRecord:
     nodes = list(dict.fromkeys(event.node for event in events if event.rank is not None))
     if isinstance(job.trainer, ScriptTrainer):
         # Its workers write nothing of themselves.
-        nodes = sorted({event.node for event in events if event.event == "agent_started"})
+        nodes = list({event.node for event in events if event.event == "agent_started"})
         workers = job.trainer.workers_per_node
         events = [each for event in events for each in as_ours(event, nodes, workers)]
     state = reduce(next_own_state, events, start_state(job, nodes))

@@ -7,6 +7,7 @@ import pytest
 from launcher.composition.changing import ChangedJob, change_job
 from launcher.errors import RecipeError
 from launcher.job import Job
+from tests.launcher.script_job import script_job
 from tests.launcher.shipped import shipped_job
 from tests.recipes_training.jobs import LLAMA, MEGATRON, make_job
 
@@ -134,3 +135,16 @@ def test_a_wrong_override_is_named(override: str, words: str) -> None:
 
 def test_open_mappings_take_new_entries() -> None:
     assert change("+env.NEW=text").job.env["NEW"] == "text"
+
+
+def test_a_script_takes_new_arguments_and_another_number_of_steps() -> None:
+    """Nothing of its state is known, so nothing but the kind is fixed; its words are told."""
+    job = script_job(arguments={})
+
+    changed = change("trainer.arguments.lr=3e-4", "trainer.max_steps=9", job=job)
+
+    assert changed.job.trainer.arguments == {"lr": "3e-4"}
+    assert [str(each) for each in changed.told] == [
+        'trainer.arguments.lr: null -> "3e-4"',
+        "trainer.max_steps: 200 -> 9",
+    ]

@@ -18,7 +18,7 @@ from resilience.events import Event
 from tests.launcher.run_events import event, on_node
 from tests.launcher.script_job import script_job
 
-NODES = ["node-0", "node-1"]
+NODES = ["node-1", "node-0"]
 BEGUN = [
     event("run_started", 100.0),
     *(event("agent_started", 101.0, at=node, start="a") for node in NODES),
