@@ -89,8 +89,9 @@ def _said(name: str, value: object) -> object:
     if isinstance(value, _SAID):
         return value
     try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:
+        # Of a tensor that needs a gradient torch warns in float().
+        return float(value.item() if hasattr(value, "item") else value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name} is a {type(value).__name__}; want a number or text") from error
 
 

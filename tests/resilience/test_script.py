@@ -71,6 +71,19 @@ def test_steps_are_events_and_stand_in_the_page(agent: Agent) -> None:
     assert (agent.page.read(1).step, agent.page.read(0).step) == (6, 0)
 
 
+def test_loss_that_needs_a_gradient_becomes_a_number_without_a_warning(agent: Agent) -> None:
+    class Tensor:
+        def item(self) -> float:
+            return 2.5
+
+        def __float__(self) -> float:
+            raise AssertionError("torch warns here")
+
+    resilience.log(1, Tensor())
+
+    assert agent.events()[0]["fields"]["loss"] == 2.5
+
+
 def test_a_step_that_is_told_again_has_no_duration(agent: Agent) -> None:
     for step in (5, 6, 6, 2, 3):
         resilience.log(step)

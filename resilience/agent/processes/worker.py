@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import time
@@ -24,6 +25,7 @@ from resilience.comm.messages import (
 
 _MESSAGE_BYTES = 1 << 16
 _WORDS_MAX = 500
+_WORD = re.compile(rb"[\w\x80-\xff]")
 _ENDED_STATES = ("Z", "X")
 
 
@@ -68,7 +70,7 @@ class Worker:
     text: str = ""
     """Why there never was a process."""
     last_words: str = ""
-    """The last line of its errors."""
+    """The last line of its errors that is no ruler."""
     has_lost_peer: bool = False
     """Whether its errors speak of a connection that a peer has closed."""
     reader: LineReader = field(default_factory=LineReader)
@@ -201,8 +203,8 @@ class Worker:
         """Keep of what the worker has written to its stderr what tells of its end."""
         gloo = CLOSED_CONNECTION.encode()
         self.has_lost_peer = self.has_lost_peer or any(gloo in line for line in lines)
-        if words := [line.strip() for line in lines if line.strip()]:
-            self.last_words = words[-1].decode(errors="replace")[:_WORDS_MAX]
+        if words := [line for line in lines if _WORD.search(line)]:
+            self.last_words = words[-1].strip().decode(errors="replace")[:_WORDS_MAX]
 
     def take_turn(self) -> None:
         """Let a spare that has warmed up behind everybody else run as all others do."""

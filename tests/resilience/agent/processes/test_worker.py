@@ -37,3 +37,10 @@ def test_only_a_process_with_another_shard_than_its_own_ends_as_planned(
     worker.status = status
 
     assert worker.end_reason == reason
+
+
+def test_last_words_are_the_last_line_with_words(worker: Worker) -> None:
+    """A torchrun that a worker starts draws a line below what it says."""
+    worker.note_errors([b"Root Cause", b"  Signal 9 (SIGKILL) received", b"=====", b""])
+
+    assert worker.last_words == "Signal 9 (SIGKILL) received"
