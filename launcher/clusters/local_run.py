@@ -50,6 +50,7 @@ KILLED_STATUS_MIN = 128
 """A node that was killed ends with this and the signal's number."""
 LEFT_STATUS = KILLED_STATUS_MIN + signal.SIGTERM
 """That of a node that was asked to leave."""
+_SIGKILL_STATUS = KILLED_STATUS_MIN + signal.SIGKILL
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SCALE_SIGNAL = signal.SIGUSR1
 """Somebody has written how many nodes the run is to have."""
@@ -127,6 +128,19 @@ def _too_many_text(asked: Collection[str], nodes_min: int) -> str:
 def killed_nodes(ended: Mapping[str, int]) -> set[str]:
     """Return the nodes whose exit status says that they were killed."""
     return {name for name, status in ended.items() if status >= KILLED_STATUS_MIN}
+
+
+def nodes_to_restart(
+    ended: Mapping[str, int], job: Job, num_restarts: int, *, has_dead_worker: bool
+) -> set[str]:
+    """Return the nodes that SIGKILL has ended and that are started again, as the job says.
+
+    An agent ends by itself with the same status where a worker was killed for the last time.
+    """
+    has_recovery = job.resilience.checkpointless or job.resilience.elastic
+    if has_recovery or has_dead_worker or num_restarts >= job.trainer.max_restarts:
+        return set()
+    return {name for name, status in ended.items() if status == _SIGKILL_STATUS}
 
 
 def ended_text(status: int) -> str:
@@ -307,6 +321,8 @@ class _Watch:
     is_scaled: bool = False
     """Whether somebody has asked for a number of nodes."""
     unstored: set[str] = field(default_factory=set)
+    num_restarts: int = 0
+    """How often nodes were started again that had been killed."""
     deadline_s: float = float("inf")
 
     def run(self) -> Outcome:
@@ -319,12 +335,13 @@ class _Watch:
             happened = self._wait()
             self.shown.refresh()
             if outcome is None:
+                again = self._nodes_to_restart(happened)
                 outcome = decide_outcome(
                     happened,
                     self.job,
                     self.lost,
                     num_started=self.num_started,
-                    leaving=self.leaving,
+                    leaving=self.leaving | again,
                     further=self.further,
                     asked=self.leaving | self.left | self.shown.state.nodes_to_leave - self.lost,
                 )
@@ -333,7 +350,8 @@ class _Watch:
                     self._stop(outcome)
                 else:
                     lost = killed_nodes(happened.ended) | failed_nodes(happened.ended, self.further)
-                    self._note_lost(lost - self.leaving, happened.ended)
+                    self._note_lost(lost - self.leaving - again, happened.ended)
+                    self._restart(again, happened.ended)
                     ended = happened.ended.items()
                     unstored = {name for name, status in ended if status == UNSTORED_STATUS}
                     self.unstored |= unstored - self.leaving
@@ -380,6 +398,21 @@ class _Watch:
                 self.shown.say(f"{name} {text}; the run goes on with {len(self.nodes.running)}")
             # Whoever could tell the others may be among those that are lost.
             _write_event(self.events, self.shown, "node_gone", node=name, text=text)
+
+    def _nodes_to_restart(self, happened: Happened) -> set[str]:
+        if happened.ended:
+            self.shown.read_events()
+        has_dead_worker = self.shown.state.death is not None
+        return nodes_to_restart(
+            happened.ended, self.job, self.num_restarts, has_dead_worker=has_dead_worker
+        )
+
+    def _restart(self, names: set[str], ended: Mapping[str, int]) -> None:
+        """Start killed nodes again, which is one of the restarts that the job allows."""
+        self.num_restarts += bool(names)
+        for name in sorted(names):
+            self.shown.say(f"{name} {ended_text(ended[name])}, and is started again")
+            self.nodes.add(name, self.selector)
 
     def _scale(self) -> None:
         """Start further nodes, or ask some to leave, as somebody has asked for."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.paths import shipped_folder
+from tests.cases import slow
 from tests.launcher.command import launch, put
 from tests.launcher.local_world import end_all, launcher_of
 from tests.launcher.real_runs import named
@@ -40,7 +41,8 @@ def code(tmp_path: Path) -> Iterator[Path]:
     end_all(tmp_path)
 
 
-# Without torch, so that it starts in a moment. Rank 3 dies as soon as there is a checkpoint.
+# Without torch, so that it starts in a moment. As soon as there is a checkpoint, rank 3 kills
+# itself or its agent, and so its node.
 PLAIN = """
 import os, pathlib, signal, sys, time
 import resilience
@@ -54,16 +56,26 @@ for step in range(first, 60):
         if (step + 1) % 20 == 0:
             kept.write_text(str(step + 1))
     if rank == 3 and first == 0 and (step == 50 or kept.exists()):
-        os.kill(os.getpid(), signal.SIGKILL)
+        is_node = os.environ["VICTIM"] == "node"
+        os.kill(int(os.environ["RESILIENCE_AGENT_PID"]) if is_node else os.getpid(), signal.SIGKILL)
 print("the words are", sys.argv[1:])
 """
 
 
-def test_a_script_is_started_again_and_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("victim", ["worker", slow("node")])
+def test_a_script_is_started_again_and_goes_on_from_its_own_checkpoint(
+    tmp_path: Path, victim: str
+) -> None:
     put(tmp_path / "train.py", PLAIN)
     assert launch("init", "--script", "train.py", folder=tmp_path).status == 0
     (name,) = (each.relative_to(tmp_path / "recipes") for each in tmp_path.glob("recipes/*/*.yaml"))
-    words = ("action=run", "trainer.preload=[]", "+trainer.arguments.lr=3e-4", *SIZE[:2])
+    words = (
+        "action=run",
+        f"+env.VICTIM={victim}",
+        "trainer.preload=[]",
+        "+trainer.arguments.lr=3e-4",
+        *SIZE[:2],
+    )
 
     ended = launch(f"recipe={name.with_suffix('')}", *words, folder=tmp_path)
 
@@ -74,6 +86,7 @@ def test_a_script_is_started_again_and_goes_on_from_its_own_checkpoint(tmp_path:
     assert len({*steps} & {20, 40}) == 2
     assert "train version 1: finished\n  steps       60\n" in ended.out
     assert "faults      1, " in ended.out
+    assert ("node-1 was killed, and is started again\n" in ended.out) == (victim == "node")
     assert "the words are ['--lr', '3e-4']" in launch("logs", "train", folder=tmp_path).out
 
 
