@@ -74,6 +74,9 @@ def _inputs_of_script(trainer: ScriptTrainer) -> Iterator[tuple[str, str, _Probl
         yield "trainer.folder", trainer.folder, _problem_of_folder
     if trainer.python:
         yield "trainer.python", trainer.python, _problem_of_executable
+    if not (trainer.python or trainer.is_executable):
+        for module in trainer.preload:
+            yield "trainer.preload", module, _problem_of_module
     if trainer.is_executable:
         yield "trainer.entry", trainer.entry, partial(_problem_of_executable, folder=folder)
     elif not trainer.module and folder.is_dir():
@@ -87,6 +90,12 @@ def _inputs_of_script(trainer: ScriptTrainer) -> Iterator[tuple[str, str, _Probl
             return f"in {folder} {problem}{hint}" if problem else None
 
         yield "trainer.entry", trainer.entry, find_problem
+
+
+def _problem_of_module(name: Path) -> str | None:
+    if find_spec(str(name).partition(".")[0]):
+        return None
+    return "is no module of this Python; allowed: modules that it has, and [] for none"
 
 
 def _problem_of_executable(name: Path, folder: Path = Path()) -> str | None:

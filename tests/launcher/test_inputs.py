@@ -106,7 +106,9 @@ def test_run_without_its_files_ends_before_anything_is_written(tmp_path: Path) -
         ({"python": "/no/python", "entry": "-m a"}, ("trainer.python '/no/python' is no executable "
          "here; allowed: a program on PATH, or its path")),
         ({"entry": "-m json.tool"}, None),
-        ({"entry": "bash"}, None),
+        ({"entry": "bash", "preload": ["nosuch"]}, None),
+        ({"entry": "-m json.tool", "preload": ["nosuch.part"]}, ("trainer.preload 'nosuch.part' is "
+         "no module of this Python; allowed: modules that it has, and [] for none")),
     ],
 )  # fmt: skip
 def test_a_script_that_is_not_there_is_named(

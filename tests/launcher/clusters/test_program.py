@@ -20,23 +20,8 @@ from tests.launcher.script_job import script_job
 from tests.launcher.shipped import rendered
 
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
-ODD = [
-    "",
-    " ",
-    "a b",
-    "$HOME",
-    "`id`",
-    "'",
-    '"',
-    "\\",
-    "*",
-    "{node_rank}",
-    "\n",
-    "-x",
-    "\xe9",
-    "!",
-    "#",
-]
+ODD = ["", " ", "a b", "$HOME", "`id`", "'", '"', "\\", "*", "{node_rank}", "\n", "-x", "\xe9",
+       "!", "#"]  # fmt: skip
 
 
 def words_through_bash(words: str) -> list[str]:

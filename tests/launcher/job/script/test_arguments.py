@@ -10,16 +10,9 @@ from launcher.job.script.arguments import argument_words
 from tests.launcher.script_job import refused, script_job
 
 ARGUMENTS = {
-    "lr": "3e-4",
-    "steps": 200,
-    "ratio": 0.5,
-    "bf16": True,
-    "debug": False,
-    "name": None,
-    "training": {"steps": 5, "seed": None},
-    "text": "",
-    "-v": "x",
-}
+    "lr": "3e-4", "steps": 200, "ratio": 0.5, "bf16": True, "debug": False, "name": None,
+    "training": {"steps": 5, "seed": None}, "text": "", "-v": "x",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
