@@ -20,15 +20,12 @@ TREE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("roots", "processor_s"),
-    [
-        pytest.param({10}, 126.0, id="children-and-what-is-left-of-the-session"),
-        pytest.param({20}, 128.0, id="one"),
-        pytest.param({10, 20}, 254.0, id="two"),
-        pytest.param({99}, 0.0, id="gone"),
-    ],
-)
+@pytest.mark.parametrize(("roots", "processor_s"), [
+    pytest.param({10}, 126.0, id="children-and-what-is-left-of-the-session"),
+    ({20}, 128.0),
+    ({10, 20}, 254.0),
+    ({99}, 0.0),
+])  # fmt: skip
 def test_processors_of_all_that_workers_have_started(roots: set[int], processor_s: float) -> None:
     assert sum_processor_s(TREE, roots) == processor_s
 
