@@ -96,7 +96,7 @@ test: check
 
 test-long: check
 	@scripts/install-torch-tests.sh $(BIN)/python
-	@scripts/install-lightning.sh $(BIN)/python
+	@scripts/install-frameworks.sh $(BIN)/python
 	@echo "parts: $(PARTS); for one of them alone: make test-long PART=NAME"
 	@failed=; for part in $(PART); do \
 	  $(MAKE) --no-print-directory "part-$$part" || failed="$$failed $$part"; \
@@ -120,4 +120,4 @@ image:
 	  "HYPERPOD_AGENT=$(HYPERPOD_AGENT)"
 
 clean:
-	rm -rf $(VENV) .venv-aws .venv-aws-tiered .venv-torch-tests .venv-torch-older .venv-lightning build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-aws .venv-aws-tiered .venv-torch-tests .venv-torch-older .venv-frameworks build dist .pytest_cache .mypy_cache .ruff_cache

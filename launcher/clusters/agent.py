@@ -14,10 +14,9 @@ from launcher.job.grace import workers_grace_s
 from launcher.job.workload import ScriptTrainer
 from launcher.rundir import JOB_FILE, NODE_FILE
 from resilience.node_config import AgentConfig, BranchPoint, RunConfig
+from resilience.run_record import RUN_DIR_VARIABLE
 
 _JOIN_DEADLINE_S = 600.0
-RUN_DIR_VARIABLE = "LAUNCHER_RUN_DIR"
-"""Of a user's program: the folder of its run, the same at each start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

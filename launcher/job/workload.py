@@ -194,7 +194,8 @@ class ScriptTrainer(TrainerSettings):
     (accelerate)."""
     arguments: Arguments
     """Arguments of the program by name, {lr: 3e-4}, or a list of its words as they are. A section
-    in it is a name with a dot, a list several words, and null leaves an argument out."""
+    in it is a name with a dot, a list several words, and null leaves an argument out. {run_dir} is
+    the run's folder."""
     argument_style: ArgumentStyle
     """How an argument with a name is written."""
     boolean_style: BooleanStyle

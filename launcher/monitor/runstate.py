@@ -453,7 +453,9 @@ def phase_after(event: str, now: str | None) -> str | None:
 def _after_step(state: RunState, event: Event) -> RunState:
     if event.step is None:
         return state
-    loss = to_float(event.fields.get("loss"))
+    # A program of a user's may tell loss and rate of some steps alone.
+    loss, lr = (to_float(event.fields.get(name)) for name in ("loss", "lr"))
+    loss, lr = state.loss if loss is None else loss, state.lr if lr is None else lr
     seconds = to_float(event.fields.get("duration_s"))
     # The last step before a fault is written again after it, without a duration.
     recent, stepped_at = state.recent, state.stepped_at
@@ -468,7 +470,7 @@ def _after_step(state: RunState, event: Event) -> RunState:
         num_steps=event.step + 1,
         first_loss=loss if state.first_loss is None or event.step == 0 else state.first_loss,
         loss=loss,
-        lr=to_float(event.fields.get("lr")),
+        lr=lr,
         recent=recent[-_NUM_RECENT:],
         stepped_at=stepped_at,
     )

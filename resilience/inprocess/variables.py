@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from resilience.comm.messages import Open
+from resilience.run_record import RUN_DIR_VARIABLE
 
 MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 RUN_ID = "TORCHELASTIC_RUN_ID"
@@ -64,9 +65,14 @@ def node_variables(opening: Open) -> dict[str, str]:
     }
 
 
-def fill_in(command: Sequence[str], variables: Mapping[str, str]) -> list[str]:
-    """Return a command with its node's place for the words {node_rank}, {num_nodes} and so on."""
+def fill_in(command: Sequence[str], variables: Mapping[str, str], *, is_alone: bool) -> list[str]:
+    """Return a command with the run's folder for {run_dir}.
+
+    And of a program that is alone on its node with the node's place for {node_rank} and its like.
+    """
+    places = {name.lower(): name for name in _NODE_PLACES if is_alone}
     words = list(command)
-    for name in _NODE_PLACES:
-        words = [word.replace(f"{{{name.lower()}}}", variables[name]) for word in words]
+    for place, name in {"run_dir": RUN_DIR_VARIABLE, **places}.items():
+        shown = f"{{{place}}}"
+        words = [word.replace(shown, variables.get(name, shown)) for word in words]
     return words

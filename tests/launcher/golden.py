@@ -30,23 +30,27 @@ WHOLE = {
     "llama/llama3_tiny_pretrain": ("job", "slurm", "local"),
     "llama/llama3_tiny_tiered": ("job", "slurm", "local"),
 }
+ALIKE = frozenset(each for each in RECIPES if each.startswith("script/")) - {"script/torch_ddp"}
+"""Recipes of scripts that render as another one does: a digest for each kind of cluster."""
 JOB_CLUSTER = "job"
 """The kind of cluster whose job.json is kept, of every recipe."""
 WRITE = """
 import pathlib, sys
-from tests.launcher.shipped import CLUSTERS, RECIPES, rendered, shipped_job
+from tests.launcher.golden import CLUSTERS, RECIPES, texts_of
 for recipe in RECIPES:
     for cluster in CLUSTERS:
-        folder = pathlib.Path(sys.argv[1], recipe, cluster)
-        folder.mkdir(parents=True)
-        for name, text in rendered(shipped_job(recipe, cluster)).items():
-            (folder / name).write_text(text)
+        for name, text in texts_of(recipe, cluster).items():
+            path = pathlib.Path(sys.argv[1], name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
 """
 
 
 def texts_of(recipe: str, cluster: str) -> dict[str, str]:
     """Return the rendered texts of a recipe for a kind of cluster, by RECIPE/CLUSTER/FILE."""
     texts = rendered(shipped_job(recipe, cluster))
+    if recipe in ALIKE:
+        texts = {"all": "".join(f"{name}:\n{text}" for name, text in texts.items())}
     return {f"{recipe}/{cluster}/{name}": text for name, text in texts.items()}
 
 

@@ -183,7 +183,3 @@ def test_the_package_imports_nothing_but_the_standard_library() -> None:
     found = set(done.stdout.split()) - set(sys.stdlib_module_names)
     assert "resilience" in found, done.stderr
     assert not found & {"torch", "numpy", "pydantic", "launcher", "recipes_training"}
-
-
-def test_what_is_public_is_listed() -> None:
-    assert sorted(resilience.__all__) == ["RankInfo", "__version__", "log", "rank_info"]

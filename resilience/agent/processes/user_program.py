@@ -33,8 +33,7 @@ def become_program(command: list[str], script: Mapping[str, Any], files: Sequenc
 
     `files` stay open in a program that is executed. Raises SystemExit where it cannot be.
     """
-    if script["alone"]:
-        command = fill_in(command, os.environ)
+    command = fill_in(command, os.environ, is_alone=script["alone"])
     if _OWN_THREADS is None:
         os.environ.pop(LINEAR_ALGEBRA_THREADS, None)
     try:

@@ -24,21 +24,12 @@ RECIPES = shipped_folder() / "recipes"
 LOCK = read_lock(RECIPES)
 CLUSTERS = ("local", "slurm", "k8s")
 OVERRIDES = (
-    "trainer.max_steps=7",
-    "trainer.global_batch_size=64",
-    "trainer.optimizer.lr=1e-4",
-    "+env.WORD='1e-3'",
-    "run.name=another",
-    "time_limit='1-00:00:00'",
-    "instance=ml.p5en.48xlarge",
-    "model=llama3_8b",
-    "resilience/mmap=default",
-    "resilience/tiered=folder",
-    "resilience.tiered.store.url=folder:/ckpt",
-    "data.seq_length=64",
-    "resources.shm_gib=4",
+    "trainer.max_steps=7", "trainer.global_batch_size=64", "trainer.optimizer.lr=1e-4",
+    "+env.WORD='1e-3'", "run.name=another", "time_limit='1-00:00:00'", "instance=ml.p5en.48xlarge",
+    "model=llama3_8b", "resilience/mmap=default", "resilience/tiered=folder",
+    "resilience.tiered.store.url=folder:/ckpt", "data.seq_length=64", "resources.shm_gib=4",
     "~env.WORD",
-)
+)  # fmt: skip
 
 
 def draw(seed: int) -> list[str]:

@@ -21,7 +21,7 @@ from tests.resilience.data import user_modules
 from tests.resilience.data.scene import make_settings
 
 ROOT = Path(__file__).parents[3]
-LIGHTNINGS_PYTHON = ROOT / ".venv-lightning/bin/python"
+FRAMEWORKS_PYTHON = ROOT / ".venv-frameworks/bin/python"
 LIGHTNING = """
 class LightningDataModule:
     trainer = None
@@ -168,12 +168,12 @@ def test_a_stage_without_batches_is_an_error(job):
 
 @pytest.mark.slow
 def test_lightnings_own_trainer_trains_on_every_batch_of_two_epochs(tmp_path):
-    if not LIGHTNINGS_PYTHON.exists():
-        pytest.skip("no Lightning; scripts/install-lightning.sh installs it")
+    if not FRAMEWORKS_PYTHON.exists():
+        pytest.skip("no Lightning; scripts/install-frameworks.sh installs it")
     source = {"folder": str(tmp_path), "num_batches": 32}
 
     done = subprocess.run(
-        [str(LIGHTNINGS_PYTHON), "-c", LIGHTNING_EPOCHS, json.dumps(source)],
+        [str(FRAMEWORKS_PYTHON), "-c", LIGHTNING_EPOCHS, json.dumps(source)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip

@@ -210,32 +210,13 @@ def change(tree: Any) -> bytes:
     return json.dumps(tree).encode()
 
 
-@pytest.mark.parametrize(
-    "description",
-    [
-        b"",
-        b"null",
-        b"{}",
-        b"[]",
-        b"\xff",
-        b"\x80\x04K\x01.",
-        b"[" * 100_000,
-        change(["thing"]),
-        change(["value"]),
-        change(["dict", ["a"], []]),
-        change(["dict", 1, 2]),
-        change(["list"]),
-        change(["tensor", "int64", [-1]]),
-        change(["tensor", "int64", ["1"]]),
-        change(["tensor", "int64"]),
-        change(["tensor", "save", [1]]),
-        change(["tensor", "int65", [1]]),
-        change(["array", "<q9", [1]]),
-        change(["array", "O", [1]]),
-        change(["integer", 1]),
-        change(["bytes", "a"]),
-    ],
-)
+@pytest.mark.parametrize("description", [
+    b"", b"null", b"{}", b"[]", b"\xff", b"\x80\x04K\x01.", b"[" * 100_000, change(["thing"]),
+    change(["value"]), change(["dict", ["a"], []]), change(["dict", 1, 2]), change(["list"]),
+    change(["tensor", "int64", [-1]]), change(["tensor", "int64", ["1"]]), change(["tensor",
+    "int64"]), change(["tensor", "save", [1]]), change(["tensor", "int65", [1]]), change(["array",
+    "<q9", [1]]), change(["array", "O", [1]]), change(["integer", 1]), change(["bytes", "a"]),
+])  # fmt: skip
 def test_what_is_no_description_is_refused(description: bytes) -> None:
     with pytest.raises(ValueError, match=r"^no description of a batch"):
         TreeReader(description)

@@ -28,11 +28,17 @@ def test_program_that_is_alone_is_told_its_node_and_the_head_and_nothing_of_rank
 
 
 def test_places_in_a_command_are_filled_in_and_other_braces_are_not() -> None:
-    command = ["--machine_rank={node_rank}", "{head_addr}:{head_port}", "{num_nodes}", "{other}{}"]
-
-    assert fill_in(command, node_variables(OPENING)) == [
-        "--machine_rank=1",
-        "fd00::1:20007",
-        "2",
+    command = [
+        "--at={node_rank}",
+        "{head_addr}:{head_port}",
+        "{num_nodes}",
         "{other}{}",
+        "{run_dir}/out",
     ]
+    places = {**node_variables(OPENING), "LAUNCHER_RUN_DIR": "/runs/a b"}
+
+    assert fill_in(command, places, is_alone=True) == [
+        "--at=1", "fd00::1:20007", "2", "{other}{}", "/runs/a b/out",
+    ]  # fmt: skip
+    assert fill_in(command, places, is_alone=False) == [*command[:-1], "/runs/a b/out"]
+    assert fill_in(command, {}, is_alone=False) == command

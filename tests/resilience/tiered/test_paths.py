@@ -26,28 +26,10 @@ ALLOWED = "want 1 to 200 letters, digits, '.', '_' or '-', the first of them no 
 NAMESPACES = st.from_regex(
     re.compile(r"[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,199}", re.ASCII), fullmatch=True
 )
-ODD_PIECES = st.sampled_from(
-    [
-        "..",
-        ".",
-        "/",
-        "\\",
-        "%2e",
-        "%2F",
-        "!2E",
-        "!",
-        "~",
-        "\0",
-        "\n",
-        " ",
-        "a",
-        "data",
-        "steps",
-        "0",
-        *("\u00e9", "\u2024", "\uff0e", "\u0661", "\ud800"),
-        *("json", ".json", "-g1", "000000000001"),
-    ]
-)
+ODD_PIECES = st.sampled_from([
+    "..", ".", "/", "\\", "%2e", "%2F", "!2E", "!", "~", "\0", "\n", " ", "a", "data", "steps", "0",
+    "\u00e9", "\u2024", "\uff0e", "\u0661", "\ud800", "json", ".json", "-g1", "000000000001",
+])  # fmt: skip
 ODD_TEXT = st.one_of(st.text(max_size=30), st.lists(ODD_PIECES, max_size=8).map("".join))
 SHARDS = st.one_of(st.text(max_size=20), ODD_TEXT.filter(lambda text: "\ud800" not in text))
 IDS = st.builds(
@@ -177,36 +159,21 @@ def test_what_is_no_digest(digest: str) -> None:
         parse_data_key(f"run/data/{digest}")
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "",
-        "run",
-        "run/steps/7-g2/0.json",
-        "run/steps/0000000000007-g2/0.json",
-        "run/steps/000000000007-g02/0.json",
-        "run/steps/000000000007-g-0/0.json",
-        "run/steps/000000000007-g2/0",
-        "run/steps/000000000007-g2/.json",
-        "run/steps/000000000007-g2/..json",
-        "run/steps/000000000007-g2/.a.json",
-        "run/steps/000000000007-g2/!41.json",
-        "run/steps/000000000007-g2/!2f.json",
-        "run/steps/000000000007-g2/!2.json",
-        "run/steps/000000000007-g2/!FF.json",
-        "run/steps/000000000007-g2/!!.json",
-        "run/steps/000000000007-g2/a b.json",
-        "run/steps/000000000007-g2/\u00e9.json",
-        "run/steps/000000000007-g2/a/b.json",
-        "run/steps/000000000007-g2/0.json\n",
-        "run/steps/\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0667-g2/0.json",
-        "../steps/000000000007-g2/0.json",
-        ".run/steps/000000000007-g2/0.json",
-        "/run/steps/000000000007-g2/0.json",
-        "x/run/steps/000000000007-g2/0.json",
-        "run/data/000000000007-g2/0.json",
-    ],
-)
+@pytest.mark.parametrize("key", [
+    "", "run", "run/steps/7-g2/0.json", "run/steps/0000000000007-g2/0.json",
+    "run/steps/000000000007-g02/0.json", "run/steps/000000000007-g-0/0.json",
+    "run/steps/000000000007-g2/0", "run/steps/000000000007-g2/.json",
+    "run/steps/000000000007-g2/..json", "run/steps/000000000007-g2/.a.json",
+    "run/steps/000000000007-g2/!41.json", "run/steps/000000000007-g2/!2f.json",
+    "run/steps/000000000007-g2/!2.json", "run/steps/000000000007-g2/!FF.json",
+    "run/steps/000000000007-g2/!!.json", "run/steps/000000000007-g2/a b.json",
+    "run/steps/000000000007-g2/\u00e9.json", "run/steps/000000000007-g2/a/b.json",
+    "run/steps/000000000007-g2/0.json\n",
+    "run/steps/\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0667-g2/0.json",
+    "../steps/000000000007-g2/0.json", ".run/steps/000000000007-g2/0.json",
+    "/run/steps/000000000007-g2/0.json", "x/run/steps/000000000007-g2/0.json",
+    "run/data/000000000007-g2/0.json",
+])  # fmt: skip
 def test_what_names_no_shard(key: str) -> None:
     with pytest.raises(ValueError, match="want"):
         parse_step_key(key)

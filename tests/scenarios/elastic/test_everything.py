@@ -25,25 +25,14 @@ NUM_EVENTS = 50
 NUM_STEPS = 3000
 LIMIT_S = 900.0
 WORDS = (
-    "recipe=llama/llama3_tiny_everything",
-    "action=run",
-    "run.name=run",
-    f"trainer.max_steps={NUM_STEPS}",
-    "trainer.log_every_n_steps=1",
-    "trainer.global_batch_size=48",
-    "trainer.micro_batch_size=1",
-    "data.max_bytes=300000",
-    "data.seq_length=48",
-    "model.num_layers=1",
-    "model.hidden_size=32",
-    "model.ffn_hidden_size=64",
-    "model.head_dim=8",
-    "resilience.elastic.hold_s=0",
-    "resilience.elastic.scale_up_snooze_s=0",
+    "recipe=llama/llama3_tiny_everything", "action=run", "run.name=run",
+    f"trainer.max_steps={NUM_STEPS}", "trainer.log_every_n_steps=1", "trainer.global_batch_size=48",
+    "trainer.micro_batch_size=1", "data.max_bytes=300000", "data.seq_length=48",
+    "model.num_layers=1", "model.hidden_size=32", "model.ffn_hidden_size=64", "model.head_dim=8",
+    "resilience.elastic.hold_s=0", "resilience.elastic.scale_up_snooze_s=0",
     "resilience.checkpointless.process_restarts_max=10000",
-    "resilience.checkpointless.restarts_without_progress_max=20",
-    "oversubscribe=true",
-)
+    "resilience.checkpointless.restarts_without_progress_max=20", "oversubscribe=true",
+)  # fmt: skip
 CALM = (
     "resilience.elastic=null",
     "resilience.faults=null",

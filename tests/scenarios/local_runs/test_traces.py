@@ -22,23 +22,13 @@ NUM_STEPS = 24
 LIMIT_S = 3 * TIMEOUT_S
 CHANGED = "trainer.optimizer.lr=0.002"
 WORDS = (
-    "recipe=llama/llama3_tiny_pretrain",
-    "action=run",
-    "run.name=run",
-    f"trainer.max_steps={NUM_STEPS}",
-    "trainer.num_nodes=1",
-    "trainer.num_devices=2",
-    "trainer.optimizer.warmup_steps=4",
-    f"trainer.optimizer.decay_steps={NUM_STEPS}",
-    "trainer.log_every_n_steps=1",
-    "trainer.global_batch_size=8",
-    "trainer.micro_batch_size=2",
-    "data.max_bytes=300000",
-    "resilience/tiered=folder",
-    "resilience.tiered.ram.every_n_steps=2",
-    "resilience.tiered.store.every_n_steps=4",
-    "resilience.tiered.store.required=false",
-)
+    "recipe=llama/llama3_tiny_pretrain", "action=run", "run.name=run",
+    f"trainer.max_steps={NUM_STEPS}", "trainer.num_nodes=1", "trainer.num_devices=2",
+    "trainer.optimizer.warmup_steps=4", f"trainer.optimizer.decay_steps={NUM_STEPS}",
+    "trainer.log_every_n_steps=1", "trainer.global_batch_size=8", "trainer.micro_batch_size=2",
+    "data.max_bytes=300000", "resilience/tiered=folder", "resilience.tiered.ram.every_n_steps=2",
+    "resilience.tiered.store.every_n_steps=4", "resilience.tiered.store.required=false",
+)  # fmt: skip
 
 
 @dataclass

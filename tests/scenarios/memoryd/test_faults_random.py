@@ -117,20 +117,10 @@ def daemon_stopped(scene: Scene, rng: random.Random, at: StepId) -> None:
 
 
 FAULTS: list[Fault] = [
-    workers_killed,
-    workers_killed_anywhere,
-    daemon_killed,
-    daemon_ended,
-    all_daemons_killed,
-    node_lost,
-    node_replaced,
-    node_comes_back,
-    all_memory_lost,
-    bit_flipped,
-    bit_flipped_on_the_way,
-    way_cut,
-    daemon_stopped,
-]
+    workers_killed, workers_killed_anywhere, daemon_killed, daemon_ended, all_daemons_killed,
+    node_lost, node_replaced, node_comes_back, all_memory_lost, bit_flipped, bit_flipped_on_the_way,
+    way_cut, daemon_stopped,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -33,10 +33,12 @@ EXPLAIN = (ROOT / "docs" / "explain.md").read_text("utf-8")
 RECOVERY = (ROOT / "docs" / "recovery.md").read_text("utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PYTHON = ".venv/bin/python -m launcher "
-_IMPORT = re.compile(r"^from ((?:launcher|resilience|training)[\w.]*) import (.*)$", re.MULTILINE)
+_IMPORT = re.compile(
+    r"^from ((?:launcher|resilience|recipes_training)[\w.]*) import (.*)$", re.MULTILINE
+)
 _PATH = re.compile(
-    r"`((?:benchmarks|conf|docker|launcher|recipes|resilience|scripts|templates|tests|training)"
-    r"/[\w./-]*)`"
+    r"`((?:benchmarks|conf|docker|examples|launcher|recipes|recipes_training|resilience|scripts|"
+    r"templates|tests)/[\w./-]*)`"
 )
 
 

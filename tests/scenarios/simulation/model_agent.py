@@ -103,21 +103,10 @@ class Agent:
     def key(self) -> tuple[object, ...]:
         """Return what tells it from others."""
         parts = (
-            self.name,
-            self.start,
-            self.standing,
-            self.entered,
-            self.entered_layout,
-            self.begun,
-            self.is_broken,
-            self.step,
-            self.link,
-            self.ballot,
-            self.lost,
-            self.gone,
-            self.roster,
+            self.name, self.start, self.standing, self.entered, self.entered_layout, self.begun,
+            self.is_broken, self.step, self.link, self.ballot, self.lost, self.gone, self.roster,
             self.number,
-        )
+        )  # fmt: skip
         return (*parts, None if self.state is None else _state_key(self.state))
 
 
@@ -205,30 +194,13 @@ def without_past(state: State) -> State:
 def _state_key(state: State) -> tuple[object, ...]:
     reports = sorted(state.reports.items(), key=_first)
     return (
-        state.stage,
-        state.generation,
-        state.opened,
-        state.layout,
-        state.nodes,
-        state.awaited,
-        state.voters,
-        state.dead,
-        state.gone,
-        state.known,
-        tuple(state.present.items()),
-        state.ballot,
-        tuple(sorted(state.accepted.items(), key=_first)),
-        state.proposal,
-        state.asked,
-        state.shares_folder,
-        state.is_claiming,
-        state.founding,
-        state.first,
-        state.record,
-        state.is_stateless,
-        state.probed if state.probed[0] == state.generation else None,
-        tuple((rank, each.node, each.phase, each.step) for rank, each in reports),
-    )
+        state.stage, state.generation, state.opened, state.layout, state.nodes, state.awaited,
+        state.voters, state.dead, state.gone, state.known, tuple(state.present.items()),
+        state.ballot, tuple(sorted(state.accepted.items(), key=_first)), state.proposal,
+        state.asked, state.shares_folder, state.is_claiming, state.founding, state.first,
+        state.record, state.is_stateless, state.probed if state.probed[0] == state.generation else
+        None, tuple((rank, each.node, each.phase, each.step) for rank, each in reports),
+    )  # fmt: skip
 
 
 def _first(pair: tuple[object, object]) -> str:
