@@ -25,38 +25,18 @@ from benchmarks.machine import describe_machine
 
 MIB = 1 << 20
 MODEL = {
-    "num_hidden_layers": 10,
-    "hidden_size": 1024,
-    "intermediate_size": 1024,
-    "num_local_experts": 16,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "vocab_size": 32768,
-    "num_experts_per_tok": 4,
-    "max_position_embeddings": 4096,
-    "sliding_window": 128,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
+    "num_hidden_layers": 10, "hidden_size": 1024, "intermediate_size": 1024,
+    "num_local_experts": 16, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 64,
+    "vocab_size": 32768, "num_experts_per_tok": 4, "max_position_embeddings": 4096,
+    "sliding_window": 128, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-}
+}  # fmt: skip
 KEYS = {
-    "num_layers": 10,
-    "hidden_size": 1024,
-    "ffn_hidden_size": 1024,
-    "num_experts": 16,
-    "num_heads": 16,
-    "num_kv_heads": 8,
-    "head_dim": 64,
-    "vocab_size": 32768,
-    "num_experts_per_token": 4,
-    "context_length": 4096,
-    "sliding_window": 128,
-    "norm_eps": 1e-5,
-    "tie_embeddings": "false",
-    "rope_theta": 10000.0,
-    "rope_scaling": "null",
-}
+    "num_layers": 10, "hidden_size": 1024, "ffn_hidden_size": 1024, "num_experts": 16,
+    "num_heads": 16, "num_kv_heads": 8, "head_dim": 64, "vocab_size": 32768,
+    "num_experts_per_token": 4, "context_length": 4096, "sliding_window": 128, "norm_eps": 1e-5,
+    "tie_embeddings": "false", "rope_theta": 10000.0, "rope_scaling": "null",
+}  # fmt: skip
 LAYOUTS = {
     "expert_parallel 2": ["trainer.expert_parallel=2"],
     "tensor_parallel 2": ["trainer.tensor_parallel=2", "trainer.sequence_parallel=true"],

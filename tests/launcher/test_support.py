@@ -207,8 +207,8 @@ TIERS = (
 )
 SCRIPT = "trainer.kind 'script' with cluster.job_kind 'hyperpod' (it runs: 'job')"
 FOLDER = (
-    "trainer.folder null does not say where trainer.entry 'examples/torch_ddp.py' lies on the "
-    "nodes; allowed: the absolute path of its folder there, or of the entry"
+    "trainer.folder null does not say where trainer.entry {!r} lies on the nodes; allowed: the "
+    "absolute path of its folder there, or of the entry"
 )
 
 
@@ -228,7 +228,7 @@ def test_each_shipped_recipe_says_all_that_keeps_it_from_running(recipe: str, cl
     expected = [f"this version renders, but cannot run, {' and '.join(missing)}"] if missing else []
     if cluster != "local" and job.training is None:
         # Its entry is a file of a checkout.
-        expected.append(FOLDER)
+        expected.append(FOLDER.format(job.trainer.entry))
 
     told = _said(job)
     assert told == [" ".join(note.split()) for note in notes(job)]

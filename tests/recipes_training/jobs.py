@@ -10,21 +10,11 @@ from launcher.job import Job
 
 # 259 rows divide neither by 2 nor by 4: shards of unequal size are the usual case here.
 LLAMA: dict[str, Any] = {
-    "architecture": "llama",
-    "num_layers": 2,
-    "hidden_size": 32,
-    "ffn_hidden_size": 48,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_dim": 8,
-    "vocab_size": 259,
-    "context_length": 64,
-    "rope_theta": 10000.0,
-    "norm_eps": 1e-5,
-    "init_std": 0.05,
-    "tie_embeddings": False,
+    "architecture": "llama", "num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 48,
+    "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "vocab_size": 259, "context_length": 64,
+    "rope_theta": 10000.0, "norm_eps": 1e-5, "init_std": 0.05, "tie_embeddings": False,
     "weights": None,
-}
+}  # fmt: skip
 GPT_OSS: dict[str, Any] = {
     **LLAMA,
     "architecture": "gpt_oss",
@@ -41,14 +31,9 @@ GPT_OSS: dict[str, Any] = {
     },
 }
 _OTHER_MODEL_VALUES: dict[str, Any] = {
-    "hidden_size": 64,
-    "num_heads": 2,
-    "num_experts_per_token": 1,
-    "context_length": 32,
-    "tie_embeddings": True,
-    "rope_scaling": None,
-    "num_kv_heads": 1,
-}
+    "hidden_size": 64, "num_heads": 2, "num_experts_per_token": 1, "context_length": 32,
+    "tie_embeddings": True, "rope_scaling": None, "num_kv_heads": 1,
+}  # fmt: skip
 MODEL_KEYS = [
     (model, key)
     for model in (LLAMA, GPT_OSS)
@@ -57,32 +42,15 @@ MODEL_KEYS = [
 ]
 """Every key of either model that takes part in what it computes."""
 _OPTIMIZER: dict[str, Any] = {
-    "lr": 3e-3,
-    "min_lr": 3e-4,
-    "warmup_steps": 2,
-    "decay_steps": None,
-    "beta1": 0.9,
-    "beta2": 0.95,
-    "eps": 1e-8,
-    "weight_decay": 0.1,
-    "clip_norm": 1.0,
-}
+    "lr": 3e-3, "min_lr": 3e-4, "warmup_steps": 2, "decay_steps": None, "beta1": 0.9, "beta2": 0.95,
+    "eps": 1e-8, "weight_decay": 0.1, "clip_norm": 1.0,
+}  # fmt: skip
 _TRAINER: dict[str, Any] = {
-    "num_nodes": 1,
-    "num_devices": 1,
-    "max_steps": 4,
-    "global_batch_size": 8,
-    "micro_batch_size": 2,
-    "seed": 7,
-    "precision": "fp32",
-    "activation_checkpointing": False,
-    "log_every_n_steps": 1,
-    "save_checkpoint": True,
-    "non_finite": "fail",
-    "max_restarts": 0,
-    "threads_per_worker": 1,
+    "num_nodes": 1, "num_devices": 1, "max_steps": 4, "global_batch_size": 8, "micro_batch_size": 2,
+    "seed": 7, "precision": "fp32", "activation_checkpointing": False, "log_every_n_steps": 1,
+    "save_checkpoint": True, "non_finite": "fail", "max_restarts": 0, "threads_per_worker": 1,
     "optimizer": _OPTIMIZER,
-}
+}  # fmt: skip
 TORCH = {
     **_TRAINER,
     "kind": "torch",
@@ -91,19 +59,11 @@ TORCH = {
     "order_of_sums": "size",
 }
 MEGATRON = {
-    **_TRAINER,
-    "kind": "megatron",
-    "tensor_parallel": 1,
-    "pipeline_parallel": 1,
-    "virtual_pipeline": None,
-    "context_parallel": 1,
-    "expert_parallel": 1,
-    "sequence_parallel": False,
-    "dropout": 0.0,
-    "num_replicas": 1,
-    "overlap_grad_reduce": True,
+    **_TRAINER, "kind": "megatron", "tensor_parallel": 1, "pipeline_parallel": 1,
+    "virtual_pipeline": None, "context_parallel": 1, "expert_parallel": 1,
+    "sequence_parallel": False, "dropout": 0.0, "num_replicas": 1, "overlap_grad_reduce": True,
     "overlap_param_gather": True,
-}
+}  # fmt: skip
 _JOB: dict[str, Any] = {
     "recipe": {"name": "test/tiny", "version": 1, "schema": 1, "description": "A test"},
     "name": "tiny",

@@ -86,22 +86,11 @@ def test_what_is_executed_and_what_is_forked(
 
 
 OTHER: dict[str, Any] = {
-    "num_nodes": 3,
-    "num_devices": 1,
-    "max_restarts": 5,
-    "threads_per_worker": 2,
-    "entry": "other.py",
-    "arguments": {},
-    "argument_style": "key=value",
-    "boolean_style": "value",
-    "folder": "/other",
-    "python": "/other/python",
-    "processes_per_node": 3,
-    "environment": "none",
-    "progress": "lightning",
-    "hang_deadline_s": None,
-    "preload": ["numpy"],
-}
+    "num_nodes": 3, "num_devices": 1, "max_restarts": 5, "threads_per_worker": 2,
+    "entry": "other.py", "arguments": {}, "argument_style": "key=value", "boolean_style": "value",
+    "folder": "/other", "python": "/other/python", "processes_per_node": 3, "environment": "none",
+    "progress": "lightning", "hang_deadline_s": None, "preload": ["numpy"],
+}  # fmt: skip
 
 
 def test_every_key_of_a_script_changes_a_text() -> None:

@@ -96,7 +96,8 @@ def test_a_broken_recipe_is_told_below_the_table_with_its_whole_message(
     ("ZEBRA", {"zoo/asks", "zoo/sound"}),
     ("zoo/", {"zoo/asks", "zoo/breaks_rule", "zoo/no_yaml", "zoo/sound"}),
     ("70.6b", {"llama/llama3_70b_pretrain", "llama/llama3_70b_pretrain_checkpointless", TIERED}),
-    ("FSDP2", {"llama/llama3_8b_pretrain", "gpt_oss/gpt_oss_tiny_checkpointless"}),
+    ("FSDP2", {"llama/llama3_8b_pretrain", "gpt_oss/gpt_oss_tiny_checkpointless",
+               "script/torch_fsdp2"}),
     ("mmap", {"llama/llama3_tiny_checkpointless_mmap", "llama/llama3_tiny_everything"}),
 ])  # fmt: skip
 def test_a_word_keeps_the_recipes_that_have_it(

@@ -28,37 +28,17 @@ def _plan(model: dict[str, Any], trainer: dict[str, Any], seq_length: int = 16) 
 
 
 # These are the loop's: no part of Megatron-Core is told of them.
-_OF_THE_LOOP = frozenset(
-    {
-        "kind",
-        "num_nodes",
-        "num_devices",
-        "max_steps",
-        "global_batch_size",
-        "log_every_n_steps",
-        "save_checkpoint",
-        "max_restarts",
-        "non_finite",
-        "threads_per_worker",
-    }
-)
+_OF_THE_LOOP = frozenset({
+    "kind", "num_nodes", "num_devices", "max_steps", "global_batch_size", "log_every_n_steps",
+    "save_checkpoint", "max_restarts", "non_finite", "threads_per_worker",
+})  # fmt: skip
 _OTHER = {
-    "micro_batch_size": 4,
-    "seed": 8,
-    "precision": "bf16",
-    "activation_checkpointing": True,
-    "tensor_parallel": 2,
-    "pipeline_parallel": 4,
-    "virtual_pipeline": 2,
-    "context_parallel": 2,
-    "expert_parallel": 2,
-    "sequence_parallel": True,
-    "dropout": 0.1,
-    "num_replicas": 2,
-    "overlap_grad_reduce": False,
-    "overlap_param_gather": False,
+    "micro_batch_size": 4, "seed": 8, "precision": "bf16", "activation_checkpointing": True,
+    "tensor_parallel": 2, "pipeline_parallel": 4, "virtual_pipeline": 2, "context_parallel": 2,
+    "expert_parallel": 2, "sequence_parallel": True, "dropout": 0.1, "num_replicas": 2,
+    "overlap_grad_reduce": False, "overlap_param_gather": False,
     "optimizer": {**MEGATRON["optimizer"], "lr": 1.0},
-}
+}  # fmt: skip
 
 
 def test_keys_of_the_trainer_are_all_looked_at():

@@ -190,26 +190,13 @@ def break_logs() -> None:
 
 
 KINDS = {
-    "raise": fail,
-    "fatal": fail_fatally,
-    "end_early": end_early,
-    "kill": kill,
-    "kill_zygote": kill_zygote,
-    "kill_with_lock": kill_with_lock,
-    "kill_with_child": kill_with_child,
-    "stop": stop,
-    "outlive": outlive_agent,
-    "gil": hold_interpreter,
-    "sleep": sleep,
-    "pipe": read_nothing,
-    "thread": read_nothing_elsewhere,
-    "drop_store": drop_store,
-    "exit": leave,
-    "wait": wait_for_test,
-    "tell": tell_test,
-    "wait_to_go_on": wait_to_go_on,
-    "break_logs": break_logs,
-}
+    "raise": fail, "fatal": fail_fatally, "end_early": end_early, "kill": kill,
+    "kill_zygote": kill_zygote, "kill_with_lock": kill_with_lock,
+    "kill_with_child": kill_with_child, "stop": stop, "outlive": outlive_agent,
+    "gil": hold_interpreter, "sleep": sleep, "pipe": read_nothing, "thread": read_nothing_elsewhere,
+    "drop_store": drop_store, "exit": leave, "wait": wait_for_test, "tell": tell_test,
+    "wait_to_go_on": wait_to_go_on, "break_logs": break_logs,
+}  # fmt: skip
 
 
 def apply(step: int) -> None:

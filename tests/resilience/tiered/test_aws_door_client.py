@@ -79,38 +79,16 @@ def test_every_call_of_the_client(tmp_path: Path) -> None:
     whole = [10_240_000, True]
 
     assert json.loads(done.stdout) == {
-        "config of none": {},
-        "put without namespace": "InMemoryResourceNotFoundError",
-        "latest of none": [],
-        "made": config,
-        "again": config,
-        "config": config,
-        "latest of nothing": [],
-        "missing shard": None,
-        "bad name": "InMemoryNameSpaceCreateError",
-        "put 0": None,
-        "put 1": None,
-        "latest without metadata": [],
-        "put metadata": None,
-        "latest": [7],
-        "get": whole,
-        "get of another rank": whole,
-        "get metadata": 4,
-        "put file": None,
-        "get file": [100_000, False],
-        "put nothing": None,
-        "get nothing": [0, False],
-        "kept": [5, 4, 3],
-        "kept, two": [5, 4],
-        "dropped": None,
-        "delete": None,
-        "deleted": None,
-        "latest after delete": [4, 3],
-        "delete namespace": None,
-        "config of deleted": {},
-        "reset": None,
-        "after reset": {},
-    }
+        "config of none": {}, "put without namespace": "InMemoryResourceNotFoundError",
+        "latest of none": [], "made": config, "again": config, "config": config,
+        "latest of nothing": [], "missing shard": None, "bad name": "InMemoryNameSpaceCreateError",
+        "put 0": None, "put 1": None, "latest without metadata": [], "put metadata": None,
+        "latest": [7], "get": whole, "get of another rank": whole, "get metadata": 4,
+        "put file": None, "get file": [100_000, False], "put nothing": None,
+        "get nothing": [0, False], "kept": [5, 4, 3], "kept, two": [5, 4], "dropped": None,
+        "delete": None, "deleted": None, "latest after delete": [4, 3], "delete namespace": None,
+        "config of deleted": {}, "reset": None, "after reset": {},
+    }  # fmt: skip
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from launcher.job import Job
 from launcher.rundir import NODE_FILE
 from resilience.events import Event, EventReader, read_events
 from resilience.node_config import NodeConfig
+from resilience.whole_files import replace_text
 from tests.ports import free_ports
 from tests.processes import processes_with
 from tests.recipes_training.jobs import MEGATRON, make_job, write_job
@@ -231,7 +232,8 @@ def _places(
 
 def _command(folder: Path, job: Job, options: Sequence[str], node: str, module: str) -> list[str]:
     config = NodeConfig(agent=agent_config(job), memoryd=None)
-    (folder / NODE_FILE).write_text(config.to_json())
+    # Another node may be reading it.
+    replace_text(folder / NODE_FILE, config.to_json(), node)
     return [
         "resilience.agent",
         f"--config={folder / NODE_FILE}",
