@@ -371,6 +371,7 @@ def _agent_options(
         node_state_command=options.node_state_command,
         ends_run=options.ends_run,
         still_deadline_s=still_deadline_s,
+        is_script=options.script is not None,
         is_alone=options.script is not None and options.script.alone,
         made=(
             node_events(options.run_dir / EVENTS_NAME, options.node_name),

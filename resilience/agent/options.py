@@ -218,6 +218,8 @@ class AgentOptions:
     """Files that the agent has made in the run's folder; all gone means a removed folder."""
     still_deadline_s: float | None = None
     """How long a user's program may show no step; null: for ever."""
+    is_script: bool = False
+    """Whether workers run a program of a user's."""
     is_alone: bool = False
     """Whether each node has one process, which finds the others by the head's address."""
     coordinator: Options

@@ -25,6 +25,7 @@ before: the other worker may end first, and would be named in its place.
 """
 _ASKED_STATUS = 128 + signal.SIGTERM
 """Exit status of a worker that has ended in order, as it or another one was asked to."""
+_OWN_ENDS = (_ASKED_STATUS, UNSTORED_STATUS)
 
 
 class RestartingAgent(Agent):
@@ -96,7 +97,7 @@ class RestartingAgent(Agent):
     def _bury_rank(self, worker: Worker, rank: int) -> None:
         if self._part.is_broken:
             self._start_afresh()
-        elif worker.status in (0, _ASKED_STATUS, UNSTORED_STATUS):
+        elif worker.status == 0 or (worker.status in _OWN_ENDS and not self._options.is_script):
             self._crew.done.add(worker.local_rank or 0)
             self._party.tell(
                 Finished(generation=self._part.generation, rank=rank, status=worker.status)
@@ -110,13 +111,18 @@ class RestartingAgent(Agent):
                 rank=rank,
                 reason="died",
                 text=words,
-                status=_shell_status(worker),
+                status=self._failed_status(worker),
             )
             if worker.has_lost_peer:
                 due_s = time.monotonic() + _CAUSE_WAIT_S
                 self._consequences = (*self._consequences, (due_s, failed))
             else:
                 self._party.tell(failed)
+
+    def _failed_status(self, worker: Worker) -> int:
+        """Return how the run ends by this; a user's program does not say what an agent means."""
+        status = _shell_status(worker)
+        return 1 if self._options.is_script and status in _OWN_ENDS else status
 
     def _give_up_start(self, worker: Worker, text: str) -> None:
         """End the run: it has no spares to do without."""

@@ -61,18 +61,10 @@ def test_options_of_the_recipe_reach_the_job(slurm: Slurm, submit: Callable[...,
     )
 
     fields = {
-        "JobName": "llama3-tiny-pretrain",
-        "TimeLimit": "1-02:03:00",
-        "NumNodes": "2-2",
-        "CPUs/Task": "6",
-        "MinMemoryNode": "12G",
-        "TresPerNode": "gres:gpu:2",
-        "Requeue": "0",
-        "ExcNodeList": "n4",
-        "Nice": "7",
-        "OverSubscribe": "OK",
-        "WorkDir": str(run.folder),
-    }
+        "JobName": "llama3-tiny-pretrain", "TimeLimit": "1-02:03:00", "NumNodes": "2-2",
+        "CPUs/Task": "6", "MinMemoryNode": "12G", "TresPerNode": "gres:gpu:2", "Requeue": "0",
+        "ExcNodeList": "n4", "Nice": "7", "OverSubscribe": "OK", "WorkDir": str(run.folder),
+    }  # fmt: skip
     assert {name: slurm.field(run.job_id, name) for name in fields} == fields
     assert "wrong" not in slurm.ask("scontrol", "show", "job", run.job_id)
 

@@ -247,6 +247,8 @@ USED_UP = "the 1 restart that trainer.max_restarts allows is used up"
     pytest.param(FLOOD, SHOWN, 0, "", id="prints-100-MB-a-second"),
     pytest.param(KILLED, {"max_restarts": 1}, 0, "", id="killed-and-started-again"),
     pytest.param(KILLED, {}, 137, "rank 0 was killed by SIGKILL", id="killed"),
+    pytest.param("raise SystemExit(143)", {}, 1, "ended with exit status 143", id="exits-143"),
+    pytest.param("import os\nos.kill(0, 15)", {}, 1, "was killed by SIGTERM", id="ends-itself"),
     pytest.param("import os\nos.abort()", {"max_restarts": 1}, 134, f"SIGABRT; {USED_UP}",
                  id="aborts-twice"),
 ])  # fmt: skip
