@@ -49,7 +49,7 @@ def work(folder: Path, name: str, pairs: int, logs: str) -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if logs == "log":
+        if logs == "log" and name == SYSTEMS[0]:
             resilience.log(step + 1, loss, lr=1e-3)
         dist.barrier()
         if rank == 0:
