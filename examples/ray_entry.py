@@ -1,4 +1,4 @@
-"""What runs on the head of a Ray cluster: a few tasks on all nodes, a step for each round."""
+"""The entry of a Ray cluster: a few tasks on all nodes, and a step for each round."""
 
 from __future__ import annotations
 

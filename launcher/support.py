@@ -217,7 +217,7 @@ def folder_of_each_node(job: Job) -> str | None:
 
 
 def folder_of_program(job: Job) -> str | None:
-    """Say that nobody knows where a script lies on the nodes of a cluster, None where known."""
+    """Say that the recipe names no folder of a script on the nodes of a cluster, else None."""
     trainer = job.trainer
     if not isinstance(trainer, ScriptTrainer) or job.cluster.kind == "local":
         return None

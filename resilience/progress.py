@@ -136,7 +136,7 @@ class Progress:
             self._values |= values
         return None
 
-    def take(self) -> Step | None:
+    def pop(self) -> Step | None:
         """Return the step that was shown last, once: no values are waited for any more."""
         shown, self.shown = self.shown, None
         return shown

@@ -108,11 +108,11 @@ def _find_listener() -> _Say:
 
     page, slot, mark = Page(handles.page_file, handles.num_slots), handles.slot, Activity.UPDATE
 
-    def show(step: int, values: Mapping[str, object]) -> None:
+    def mark_step(step: int, values: Mapping[str, object]) -> None:
         page.mark(slot, step, mark)
 
     if info.rank:
-        return show
+        return mark_step
     from pathlib import Path
 
     from resilience.events import EventLog

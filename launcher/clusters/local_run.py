@@ -322,7 +322,7 @@ class _Watch:
     """Whether somebody has asked for a number of nodes."""
     unstored: set[str] = field(default_factory=set)
     num_restarts: int = 0
-    """How often nodes were started again that had been killed."""
+    """Number of times that killed nodes were started again."""
     deadline_s: float = float("inf")
 
     def run(self) -> Outcome:

@@ -1,4 +1,4 @@
-"""What a job trains: the model, the trainer's settings, and the data; or a program of a user's.
+"""The workload of a job: model, trainer and data, or a program of a user's.
 
 Field names are the recipe's YAML keys. Sizes are counts unless the name says
 otherwise; steps are optimizer updates.
@@ -141,7 +141,7 @@ class Optimizer(Section):
 
 
 class TrainerSettings(Section):
-    """What every trainer has, that of a script among them."""
+    """Settings of every trainer, that of a script among them."""
 
     num_nodes: Count
     """Nodes that train; nodes that stand by come on top."""
@@ -151,7 +151,7 @@ class TrainerSettings(Section):
     max_steps: Count | None
     """Optimizer updates until the run is over."""
     max_restarts: Whole
-    """How often the workers of all nodes are started again after a fault, in the whole run; without
+    """Restarts of the workers of all nodes after faults, in the whole run; without
     checkpoints each start begins at step 0."""
     threads_per_worker: Count
     """CPU threads of each worker: OMP_NUM_THREADS, and torch's own."""
@@ -188,16 +188,16 @@ class ScriptTrainer(TrainerSettings):
     kind: Literal["script"]
     """script: the run is trained by a program of your own."""
     max_steps: Count | None
-    """Steps that the program takes, for the display alone; null where nobody knows."""
+    """Steps that the program takes, for the display alone; null: not known."""
     entry: OneLine
-    """What is started: a file of Python (train.py), a module (-m train.main), or an executable
+    """Program to start: a file of Python (train.py), a module (-m train.main), or an executable
     (accelerate)."""
     arguments: Arguments
     """Arguments of the program by name, {lr: 3e-4}, or a list of its words as they are. A section
     in it is a name with a dot, a list several words, and null leaves an argument out. {run_dir} is
     the run's folder."""
     argument_style: ArgumentStyle
-    """How an argument with a name is written."""
+    """Form of an argument that has a name."""
     boolean_style: BooleanStyle
     """flag: --key where it is true, and nothing where it is false; value: --key true, as always in
     the style key=value."""
@@ -214,7 +214,7 @@ class ScriptTrainer(TrainerSettings):
     starts what it likes, and {node_rank}, {num_nodes}, {head_addr} and {head_port} in its arguments
     are filled in."""
     progress: Texts
-    """How steps are found in what the program prints: names of known programs, or regular
+    """Patterns of steps in the output of the program: names of known programs, or regular
     expressions with a group `step`; null finds none."""
     hang_deadline_s: Positive | None
     """Seconds without a step after which all is started again; of a program that tells no steps,
@@ -239,7 +239,7 @@ class ScriptTrainer(TrainerSettings):
 
 
 class OwnTrainerSettings(TrainerSettings):
-    """What a trainer of ours has besides."""
+    """Further settings of a trainer of ours."""
 
     max_steps: Count
     """Optimizer updates until the run is over."""

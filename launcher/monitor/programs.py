@@ -1,4 +1,4 @@
-"""What the events of a user's program mean in those of ours. Pure."""
+"""Events of a user's program as those of a trainer of ours. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def as_ours(event: Event, nodes: Sequence[str], workers_per_node: int) -> Iterat
 
 
 def code_text(event: Event) -> str:
-    """Return where the code of a run was, and what of it no commit has."""
+    """Return the folder and the commit of a run's code, and whether it has other changes."""
     folder, commit = (str(event.fields.get(each, "")) for each in ("folder", "commit"))
     changes = " (with changes that are not committed)" if event.fields.get("is_dirty") else ""
     return f"{folder} at {commit[:_COMMIT_SHOWN]}{changes}"

@@ -77,9 +77,9 @@ def judge_node(job: TrainingContent) -> Fit:
 
 
 def misfits(given: JobContent) -> list[str]:
-    """Return what of a job does not fit, or probably does not; nothing of unknown devices.
+    """Return the parts of a job that do not fit, or probably do not.
 
-    Nor of a script, whose sizes only its program knows.
+    None of a job on unknown devices, and none of a script: its sizes are not known.
     """
     if (job := given.training) is None:
         return []

@@ -1,1 +1,1 @@
-"""What takes a run's checkpoints: the backends of `recipes_training.checkpoints`."""
+"""Backends of `recipes_training.checkpoints`: each takes the checkpoints of a run."""

@@ -10,7 +10,7 @@ from functools import cached_property
 from resilience.agent.agent import Agent
 from resilience.agent.processes.hang import STOPPED_STATES
 from resilience.agent.processes.output import WorkerStream
-from resilience.agent.processes.stillness import Sight, Stillness
+from resilience.agent.processes.stillness import Observation, Stillness
 from resilience.agent.processes.tree import read_processes, sum_processor_s
 from resilience.agent.processes.worker import Worker
 from resilience.comm.messages import Break, End, Failed, Finished
@@ -158,16 +158,16 @@ class RestartingAgent(Agent):
         }
         if not is_open or not ranks or now_s < stillness.due_s:
             return
-        if still := stillness.look(self._see(list(ranks.values())), now_s):
+        if still := stillness.look(self._observe(list(ranks.values())), now_s):
             # One that is stopped is to blame, if there is any.
             rank = min(ranks, key=lambda each: (ranks[each].state() not in STOPPED_STATES, each))
             self._part.fail(rank, "hung", still.text, still.quiet_s)
 
-    def _see(self, workers: Sequence[Worker]) -> Sight:
+    def _observe(self, workers: Sequence[Worker]) -> Observation:
         slots = [self._page.read(worker.slot) for worker in workers]
         steps = [slot.progress_s for slot in slots if slot.activity is not Activity.NOWHERE]
         pids = {worker.pid for worker in workers}
-        return Sight(
+        return Observation(
             step_s=max(steps, default=None),
             output_s=max(
                 worker.outputs[stream].read_s

@@ -18,7 +18,7 @@ def steps_of(patterns: Sequence[str], text: str) -> list[Step]:
     progress = Progress(patterns)
     lines = re.split(r"[\r\n]+", text)
     found = [progress.feed(line, float(number)) for number, line in enumerate(lines)]
-    return [each for each in (*found, progress.take()) if each is not None]
+    return [each for each in (*found, progress.pop()) if each is not None]
 
 
 def losses(patterns: Sequence[str], text: str) -> dict[int, float | str | None]:
@@ -98,7 +98,7 @@ def test_a_step_that_was_taken_is_not_shown_again() -> None:
     progress = Progress([r"it (?P<step>\d+)"])
     progress.feed("it 5", 1.0)
 
-    assert [progress.take() and 5, progress.take()] == [5, None]
+    assert [progress.pop() and 5, progress.pop()] == [5, None]
     assert progress.feed("it 5", 2.0) is None
     assert progress.shown is None
 

@@ -132,7 +132,7 @@ def _has_lost(process: Path, folder: str) -> bool:
 
 
 def has_lock_open(pid: int, run_dir: Path) -> bool:
-    """Return whether a process of this user has a run's lock open, through whichever mount.
+    """Return whether a process of this user has a run's lock open. Any mount of the folder counts.
 
     A number that another container has written may be anybody's here.
     """

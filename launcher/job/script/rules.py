@@ -13,7 +13,7 @@ from resilience.progress import find_problem
 
 _WHERE = "trainer.kind 'script'"
 _FEATURES = ("checkpointless", "elastic", "faults")
-"""What needs a trainer of ours, which holds its state as recovery wants it."""
+"""Features that need a trainer of ours, which holds its state as recovery wants it."""
 
 
 def script_rules(job: JobContent) -> Iterator[str]:

@@ -48,7 +48,7 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 
 def find_head(host: str, seed: str) -> str:
-    """Return HOST:PORT where nobody of this machine listens, for a program that will.
+    """Return HOST:PORT with a port of this machine that is free, for a program to listen at.
 
     The port is below those that the kernel gives to whoever asks for any.
     """

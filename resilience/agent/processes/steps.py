@@ -40,7 +40,7 @@ class StepFinder:
         self._generation = self._newest = -1
         self._newest_s: float | None = None
 
-    def take(self, worker: Worker, lines: Sequence[bytes]) -> None:
+    def read_lines(self, worker: Worker, lines: Sequence[bytes]) -> None:
         """Look at a worker's lines: of more than fit into a second, at the newest of them."""
         if worker.rank is None or not self._patterns:
             return
@@ -63,7 +63,7 @@ class StepFinder:
             if (new := reading.progress.shown) and (shown is None or new.number > shown.number):
                 self._page.mark(worker.slot, new.number, Activity.UPDATE)
             if not reading.progress.has_late_values:
-                done = reading.progress.take()
+                done = reading.progress.pop()
             if done:
                 self._tell(worker, done)
 
@@ -71,13 +71,13 @@ class StepFinder:
         """Write the steps whose values have been waited for."""
         for worker, reading in self._readings.items():
             shown = reading.progress.shown
-            if shown and now_s - shown.seen_s >= _VALUES_S and (step := reading.progress.take()):
+            if shown and now_s - shown.seen_s >= _VALUES_S and (step := reading.progress.pop()):
                 self._tell(worker, step)
 
     def forget(self, worker: Worker) -> None:
         """Write the last step of a worker that prints no more."""
         reading = self._readings.pop(worker, None)
-        if reading and (step := reading.progress.take()):
+        if reading and (step := reading.progress.pop()):
             self._tell(worker, step)
 
     def _tell(self, worker: Worker, step: Step) -> None:

@@ -17,8 +17,8 @@ _LOOK_S_MAX = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
-    """What is seen of a node's ranks."""
+class Observation:
+    """State of a node's ranks at a moment."""
 
     step_s: float | None
     """When one of them told a step last; None where none has told any."""
@@ -59,25 +59,25 @@ class Stillness:
         elif gap_s > self._pause_s:
             self._since_s += gap_s
 
-    def look(self, sight: Sight, now_s: float) -> Still | None:
+    def look(self, seen: Observation, now_s: float) -> Still | None:
         """Return what is wrong where the deadline is over; it then begins anew."""
         self.due_s = now_s + min(_LOOK_S_MAX, self._deadline_s / _LOOKS)
-        used_s = sight.processor_s - self._processor_s
-        if sight.step_s is not None:
-            if sight.step_s > self._step_s:
-                self._step_s = sight.step_s
-                self._since_s = max(self._since_s, sight.step_s)
-        elif sight.output_s > self._output_s or used_s >= _CORE_SHARE * self._deadline_s:
-            self._since_s, self._output_s = now_s, sight.output_s
-            self._processor_s = sight.processor_s
+        used_s = seen.processor_s - self._processor_s
+        if seen.step_s is not None:
+            if seen.step_s > self._step_s:
+                self._step_s = seen.step_s
+                self._since_s = max(self._since_s, seen.step_s)
+        elif seen.output_s > self._output_s or used_s >= _CORE_SHARE * self._deadline_s:
+            self._since_s, self._output_s = now_s, seen.output_s
+            self._processor_s = seen.processor_s
         elif used_s < 0:  # a process that has ended takes along what it had
-            self._processor_s = sight.processor_s
+            self._processor_s = seen.processor_s
         quiet_s = now_s - self._since_s
         if quiet_s < self._deadline_s:
             return None
         self._since_s = now_s
         text = f"no step for {self._deadline_s:g} s"
-        if sight.step_s is None:
+        if seen.step_s is None:
             text = (
                 f"no output and no processor time for {self._deadline_s:g} s; the program tells "
                 "no steps"

@@ -195,7 +195,7 @@ class WorkerPool:
         if stream is WorkerStream.ERRORS:
             worker.note_errors(lines)
         if stream is not WorkerStream.EVENTS:
-            self._steps.take(worker, lines)
+            self._steps.read_lines(worker, lines)
         self._output.write(worker.rank, worker.generation, lines, stream)
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class Node:
 
     def say(self, slot: int, *lines: str, after_s: float = 0.0) -> None:
         self.now_s += after_s
-        self.reader.take(self.workers[slot], [line.encode() for line in lines])
+        self.reader.read_lines(self.workers[slot], [line.encode() for line in lines])
 
 
 @pytest.fixture

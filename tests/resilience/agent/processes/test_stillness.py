@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.agent.processes.stillness import Sight, Stillness
+from resilience.agent.processes.stillness import Observation, Stillness
 
 STEPS = "no step for 100 s"
 NOTHING = "no output and no processor time for 100 s; the program tells no steps"
@@ -16,9 +16,9 @@ def found(*sights: tuple[float, float | None, float, float]) -> list[tuple[float
     stillness.note_time(0, 1000.0)
     said = []
     for at_s, step_s, output_s, processor_s in sights:
-        sight = Sight(step_s=step_s, output_s=output_s, processor_s=processor_s)
+        seen = Observation(step_s=step_s, output_s=output_s, processor_s=processor_s)
         stillness.note_time(0, at_s)
-        if still := stillness.look(sight, at_s):
+        if still := stillness.look(seen, at_s):
             said.append((at_s, still.text, still.quiet_s))
     return said
 
@@ -52,11 +52,11 @@ def test_what_is_said_of_a_program(
 
 def test_another_generation_begins_its_own_deadline() -> None:
     stillness = Stillness(100.0, 50.0)
-    sight = Sight(step_s=None, output_s=0.0, processor_s=0.0)
+    seen = Observation(step_s=None, output_s=0.0, processor_s=0.0)
     for generation, now_s in ((0, 1000.0), (0, 1040.0), (0, 1080.0), (1, 1090.0), (1, 1130.0)):
         stillness.note_time(generation, now_s)
-        assert stillness.look(sight, now_s) is None
+        assert stillness.look(seen, now_s) is None
 
     stillness.note_time(1, 1170.0)
-    assert stillness.look(sight, 1189.0) is None
-    assert stillness.look(sight, 1190.0) is not None
+    assert stillness.look(seen, 1189.0) is None
+    assert stillness.look(seen, 1190.0) is not None
