@@ -65,7 +65,7 @@ def start(folder: Path, name: str, pairs: int, logs: str) -> subprocess.Popen[by
     if name == "torchrun":
         command = [
             "torch.distributed.run", f"--nproc-per-node={NUM_RANKS}", "--max-restarts=1000",
-            "--monitor-interval=0.1", "--master-port=29761", "-m", "benchmarks.script", *words,
+            "--monitor-interval=0.1", "--standalone", "-m", "benchmarks.script", *words,
         ]  # fmt: skip
     else:
         trainer = {"num_nodes": 1, "num_devices": NUM_RANKS, "max_restarts": 99, "arguments": words,
@@ -77,7 +77,8 @@ def start(folder: Path, name: str, pairs: int, logs: str) -> subprocess.Popen[by
         run = ["action=run", f"run.dir={folder}/run", "oversubscribe=true"]
         command = ["launcher", f"recipe={folder}/script.yaml", *run]
     log = (folder / f"{name}.log").open("wb")
-    variables = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    variables = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
+                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # fmt: skip
     words = [sys.executable, "-m", *command]
     return subprocess.Popen(words, env=variables, stdout=log, stderr=log)
 
