@@ -14,7 +14,8 @@ from launcher.clusters.running.kubernetes import EVENTS_COPY
 from launcher.clusters.running.requests import read_request
 from launcher.composition.choice import nearest
 from launcher.errors import RecipeError
-from launcher.monitor.runstate import LAUNCHER_NODE, PHASES, RunState, next_state, start_state
+from launcher.monitor.phases import PHASES
+from launcher.monitor.runstate import LAUNCHER_NODE, RunState, next_state, start_state
 from launcher.monitor.standing import JobStatus, Phase, Standing, decide_standing
 from launcher.rundir import EVENTS_FILE, JOB_FILE, SUBMITTED_FILE
 from resilience.event_files import event_files

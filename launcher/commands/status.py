@@ -119,6 +119,12 @@ def _standstill(sight: Sight) -> str | None:
     return standstill_text(sight.state.standstill_s(sight.time))
 
 
+def _missing(sight: Sight) -> str:
+    """Return which nodes have not joined a run that runs and has not begun."""
+    is_running = sight.standing.phase is Phase.RUNNING
+    return sight.state.missing_text(sight.time) if is_running else ""
+
+
 def size_text(sight: Sight) -> str | None:
     """Return how many nodes a run has that may change that, how many it is to have, and why not.
 
@@ -276,7 +282,7 @@ def _row(path: Path, silent: dict[str, JobStatus]) -> tuple[str, str, str, str]:
         # A file of the run is no plain file, or may not be read.
         return "?", "", "", str(system_failure(error))
     steps = f"step {sight.state.steps_text}" if sight.state.steps_text else ""
-    why = _first_line(sight.standing.why) or _standstill(sight) or ""
+    why = _first_line(sight.standing.why) or _standstill(sight) or _missing(sight) or ""
     return sight.standing.phase.value, steps, kind, "; ".join(filter(None, (why, *sight.left_out)))
 
 

@@ -16,8 +16,9 @@ from rich.text import Text
 
 from launcher.job import Job
 from launcher.monitor.logs import LogReader, failure_lines, is_warning, plain, read_tail, worker_log
+from launcher.monitor.phases import FAILED
 from launcher.monitor.progress import open_display
-from launcher.monitor.runstate import FAILED, LAUNCHER_NODE, next_state, start_state
+from launcher.monitor.runstate import LAUNCHER_NODE, next_state, start_state
 from launcher.monitor.storage import lost_step
 from launcher.terminal import drawing
 from resilience.events import Event, EventReader

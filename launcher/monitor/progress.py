@@ -18,8 +18,9 @@ from rich.text import Text
 from launcher.monitor.checkpoints import missed_text, newest_saved
 from launcher.monitor.duration import format_seconds
 from launcher.monitor.logs import plain
+from launcher.monitor.phases import TRAINING
 from launcher.monitor.recoveries import Recovery
-from launcher.monitor.runstate import TRAINING, RunState
+from launcher.monitor.runstate import RunState
 from launcher.monitor.standstill import standstill_text
 from launcher.monitor.storage import storage_text
 
@@ -61,6 +62,8 @@ class Shown:
     time: float
     num_recoveries: int = 0
     standstill_s: float = 0.0
+    missing: str = ""
+    """Nodes that had not joined."""
 
 
 class LineDisplay:
@@ -81,7 +84,14 @@ class LineDisplay:
         if is_line_due(self._last, state, now):
             self._print(render_line(state, now))
             quiet_s = state.standstill_s(now) or 0.0
-            self._last = Shown(state.phase, state.num_steps, now, len(recoveries), quiet_s)
+            self._last = Shown(
+                state.phase,
+                state.num_steps,
+                now,
+                len(recoveries),
+                quiet_s,
+                state.missing_text(now),
+            )
         elif self._last:
             self._last = replace(self._last, num_recoveries=len(recoveries))
 
@@ -94,7 +104,7 @@ class LineDisplay:
 
 def is_line_due(last: Shown | None, state: RunState, now: float) -> bool:
     """Return whether the state is worth a line after the one shown last."""
-    if last is None or state.phase != last.phase:
+    if last is None or state.phase != last.phase or state.missing_text(now) != last.missing:
         return True
     if (quiet_s := state.standstill_s(now)) is not None and quiet_s >= 2 * last.standstill_s:
         return True
@@ -135,6 +145,8 @@ def render_state(state: RunState, now: float) -> RenderableType:
     ]
     if (more := len(state.nodes) - _NUM_NODES_SHOWN) > 0:
         lines.append(Text(f"and {more} more nodes", "dim"))
+    if waits := state.awaited_text(now):
+        lines.append(Text(plain(waits), "yellow"))
     return Group(*lines)
 
 

@@ -15,6 +15,8 @@ from launcher.job import Job
 from launcher.job.workload import ScriptTrainer
 from launcher.monitor.checkpoints import Checkpoint, newest_saved, next_checkpoints
 from launcher.monitor.duration import format_seconds
+from launcher.monitor.meeting import Meeting, next_meeting
+from launcher.monitor.phases import LOST, RECOVERY, STANDBY, last_phase, phase_after
 from launcher.monitor.programs import as_ours, code_text
 from launcher.monitor.recoveries import (
     Generation,
@@ -28,33 +30,11 @@ from launcher.monitor.storage import Storage, lost_step, next_storage
 from resilience.events import Event
 
 LAUNCHER_NODE = "launcher"
-STARTING = "starting workers"
-RECOVERY = "recovery"
-TRAINING = "training"
-CHECKPOINT = "checkpoint"
-FAILED = "failed"
-
-# From the first phase to the last; each event ends one phase and begins the next.
-PHASES = (STARTING, "process group", "data", "model", RECOVERY, TRAINING, CHECKPOINT, "finished")
-PHASE_AFTER: Mapping[str, str] = {
-    "worker_started": "process group",
-    "process_group_ready": "data",
-    "data_ready": "model",
-    "model_ready": TRAINING,
-    "checkpoint_started": CHECKPOINT,
-    "checkpoint_written": TRAINING,
-    "worker_finished": "finished",
-    "worker_failed": FAILED,
-    "worker_stopped": "stopped",
-    "worker_replaced": STARTING,
-    "rank_stopped": RECOVERY,
-    "rank_recovered": TRAINING,
-    "rank_resumed": TRAINING,
-}
-# A rank that recovers in its process passes these again, and is still recovering.
-PASSED_IN_RECOVERY = {"process_group_ready", "data_ready", "model_ready"}
-LOST = "lost"
-STANDBY = "standing by"
+# Of all starts of a run.
+_KEPT = (
+    *("recipe", "version", "max_steps", "nodes", "num_devices", "num_workers_wanted"),
+    *("keeps_state", "is_script", "log_every_n_steps", "num_steps", "first_loss", "loss", "tiers"),
+)
 # Seconds per step is the mean of this many.
 _NUM_RECENT = 20
 
@@ -91,6 +71,7 @@ class RunState:
     started_at: float | None = None
     starts: tuple[str, ...] = ()
     """Names of the starts that agents have told of; a scheduler starts a run again by itself."""
+    meeting: Meeting = field(default_factory=Meeting)
     generation: int = 0
     workers: Mapping[int, Worker] = field(default_factory=dict)
     """By rank, of the newest generation."""
@@ -142,11 +123,17 @@ class RunState:
         return self.leaving_nodes - self.lost_nodes
 
     def awaited_text(self, now: float) -> str:
-        """Return which nodes a broken run waits for, and for how long; empty where for none."""
+        """Return which nodes a run waits for, of a broken one for how long; empty for none."""
         reason, until = self.waits
         if self.phase != RECOVERY or not reason or until is None:
-            return ""
+            return self.missing_text(now)
         return f"waiting for {reason}, {format_seconds(max(0.0, until - now))} more"
+
+    def missing_text(self, now: float) -> str:
+        """Return which nodes have not joined a run that has not begun; empty while usual."""
+        if self.has_opened or self.exit_status is not None:
+            return ""
+        return self.meeting.missing_text(self.num_workers_wanted // self.num_devices, now)
 
     @property
     def unkept(self) -> str:
@@ -224,7 +211,7 @@ class RunState:
     @property
     def phase(self) -> str:
         """Return what the run as a whole is doing: what its last worker does."""
-        return _last_phase([worker.phase for worker in self.workers.values()], self.num_workers)
+        return last_phase([worker.phase for worker in self.workers.values()], self.num_workers)
 
     def node_phase(self, node: str) -> str:
         """Return what a node's last worker is doing."""
@@ -233,7 +220,7 @@ class RunState:
         phases = [worker.phase for worker in self.workers.values() if worker.node == node]
         if not phases and len(self.workers) == self.num_workers:
             return STANDBY
-        return _last_phase(phases, self.num_devices)
+        return last_phase(phases, self.num_devices)
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -304,6 +291,7 @@ def next_own_state(state: RunState, event: Event) -> RunState:
     text = lost_step(state.storage, event)
     state = replace(
         state,
+        meeting=next_meeting(state.meeting, event),
         generations=generations,
         tiers=next_checkpoints(state.tiers, event),
         storage=next_storage(state.storage, event),
@@ -398,21 +386,9 @@ def _after_launcher(state: RunState, event: Event) -> RunState:
 def _begun_again(state: RunState, time: float) -> RunState:
     """Return the state of a start of the run, which knows how far the ones before it came."""
     return RunState(
-        recipe=state.recipe,
-        version=state.version,
-        max_steps=state.max_steps,
-        nodes=state.nodes,
-        num_devices=state.num_devices,
+        **{name: getattr(state, name) for name in _KEPT},
         num_workers=state.num_workers_wanted,
-        num_workers_wanted=state.num_workers_wanted,
-        keeps_state=state.keeps_state,
-        is_script=state.is_script,
-        log_every_n_steps=state.log_every_n_steps,
         started_at=time,
-        num_steps=state.num_steps,
-        first_loss=state.first_loss,
-        loss=state.loss,
-        tiers=state.tiers,
         # Who fails now says so again.
         storage=replace(state.storage, failing={}),
     )
@@ -441,13 +417,6 @@ def _after_worker(state: RunState, event: Event, rank: int) -> RunState:
         workers = {**state.workers, rank: Worker(node=event.node, phase=phase)}
         return replace(state, workers=workers)
     return state
-
-
-def phase_after(event: str, now: str | None) -> str | None:
-    """Return the phase of a rank after an event of its own, None for one that changes nothing."""
-    if now == RECOVERY and event in PASSED_IN_RECOVERY:
-        return None
-    return PHASE_AFTER.get(event)
 
 
 def _after_step(state: RunState, event: Event) -> RunState:
@@ -484,16 +453,3 @@ def to_float(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError):
         return None
-
-
-def _last_phase(phases: list[str], num_workers: int) -> str:
-    for ended in (FAILED, "stopped"):
-        if ended in phases:
-            return ended
-    # Rank 0 alone reports the checkpoint; the others go on training by their events.
-    for shared in (RECOVERY, CHECKPOINT):
-        if shared in phases:
-            return shared
-    if len(phases) < num_workers:
-        return STARTING
-    return min(phases, key=PHASES.index)

@@ -107,7 +107,7 @@ def first_error(seen: RunState) -> str | None:
         return f"{worker.node}: {event.fields.get('text', '')}"
     if seen.recoveries and (surrender := seen.recoveries[-1].surrender):
         return surrender
-    return None if seen.has_opened else next(iter(seen.losses), None)
+    return None if seen.has_opened else seen.meeting.surrender or next(iter(seen.losses), None)
 
 
 def _end_by_events(said: JobStatus, seen: RunState) -> tuple[Phase, str] | None:

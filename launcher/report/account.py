@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Any
 
 from launcher.job import Job
+from launcher.monitor.phases import CHECKPOINT, RECOVERY, STARTING, TRAINING
 from launcher.monitor.recoveries import Recovery
-from launcher.monitor.runstate import CHECKPOINT, RECOVERY, STARTING, TRAINING
 from launcher.monitor.standstill import standstill_limit_s, usual_step_s
 from launcher.report.record import RunRecord, Size, Span, Step
 

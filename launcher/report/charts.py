@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from launcher.monitor.checkpoints import FAILED, LOADED, SAVED, UNREADABLE
+from launcher.monitor.phases import CHECKPOINT, PHASES, RECOVERY, STARTING, TRAINING
 from launcher.monitor.recoveries import Recovery
-from launcher.monitor.runstate import CHECKPOINT, PHASES, RECOVERY, STARTING, TRAINING
 from launcher.report.record import IDLE, RunRecord, Span, Step
 
 Figure = dict[str, Any]

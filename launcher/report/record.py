@@ -12,18 +12,10 @@ from functools import reduce
 
 from launcher.job import Job
 from launcher.job.workload import ScriptTrainer
+from launcher.monitor.phases import CHECKPOINT, STARTING, TRAINING, phase_after
 from launcher.monitor.programs import as_ours
 from launcher.monitor.recoveries import Recovery, seconds_lost
-from launcher.monitor.runstate import (
-    CHECKPOINT,
-    STARTING,
-    TRAINING,
-    RunState,
-    next_own_state,
-    phase_after,
-    start_state,
-    to_float,
-)
+from launcher.monitor.runstate import RunState, next_own_state, start_state, to_float
 from launcher.report.starts import Start, cut_starts
 from resilience.events import Event
 

@@ -15,8 +15,16 @@ from launcher.commands.sight import Sight
 from launcher.commands.status import status_lines
 from launcher.job import Job
 from launcher.monitor.runstate import RunState, next_state, start_state
-from launcher.monitor.standing import CancelRequest, JobStatus, Phase, Standing, decide_standing
+from launcher.monitor.standing import (
+    CancelRequest,
+    JobStatus,
+    Phase,
+    Standing,
+    decide_standing,
+    first_error,
+)
 from resilience.events import Event
+from tests.launcher.script_job import script_job
 from tests.launcher.shipped import shipped_job
 
 NOW = 1000.0
@@ -281,6 +289,22 @@ def test_status_names_silent_nodes_that_the_run_waits_for() -> None:
         assert doing(*silent, event) == "waiting for n1: not heard from"
     assert doing(*silent, STEPPED) == doing(*silent, opened(1)) == goes_on
     assert doing(lost("n1", is_dead=True)) == goes_on
+
+
+def test_status_and_runs_say_which_nodes_have_not_joined() -> None:
+    """By what agents have written, and of a run that they gave up how many had come."""
+    begun: list[Happened] = [(node, None, "agent_started", {"start": "7-0"}) for node in ("a", "b")]
+    waits = [*begun, ("a", None, "node_joined", {"node": "a"})]
+    job = script_job(num_nodes=3, num_devices=2)
+    gave_up: Happened = ("a", None, "gave_up", {"reason": "1 of 3 nodes joined"})
+
+    def doing(*more: Happened) -> str:
+        return "\n".join(lines_of(state_of(job, *waits, *more), job, after_s=31.0))
+
+    told = "waiting for 2 of 3 nodes: b has not joined, no agent has begun on 1 of them"
+    assert f"starting workers (0 of 6 workers), {told}\n" in doing()
+    assert "waiting" not in doing(opened(6))
+    assert first_error(state_of(job, *waits, gave_up)) == "1 of 3 nodes joined"
 
 
 def test_status_says_which_lost_node_is_waited_for_and_until_when() -> None:

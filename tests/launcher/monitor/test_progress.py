@@ -159,6 +159,20 @@ def test_standstill_is_told_when_it_begins_and_each_time_it_has_doubled(
     assert ("no step for" in render_line(state, now)) == (after_s > 5.0)
 
 
+def test_console_says_once_which_nodes_have_not_joined() -> None:
+    file = StringIO()
+    state = state_after([event("agent_started", 100.0, at="node-0", start="7-0")])
+    display = open_display(Console(file=file, width=40))
+
+    for now in (129.0, 130.0, 131.0):
+        display.show(state, now)
+
+    told = "waiting for 2 of 2 nodes: node-0 has not joined, no agent has begun on 1 of them"
+    start = "llama/llama3_tiny_pretrain: starting workers (0 of 4 workers)"
+    assert file.getvalue().splitlines() == [start, f"{start}, {told}"]
+    assert told in drawn(state, 131.0)
+
+
 def test_console_that_is_no_terminal_gets_plain_lines() -> None:
     file = StringIO()
     display = open_display(Console(file=file, width=40))
