@@ -200,7 +200,7 @@ def test_worker_that_is_killed_is_named_and_not_what_its_peer_meets(tmp_path: Pa
     job = local_job("trainer.num_nodes=1", "trainer.global_batch_size=8", "trainer.max_steps=4")
     for name, text in rendered(job).items():
         program = text.replace(
-            "\n  training \\\n", "\n  tests.launcher.clusters.killed_worker \\\n"
+            "\n  recipes_training \\\n", "\n  tests.launcher.clusters.killed_worker \\\n"
         )
         (tmp_path / name).write_text(program)
     shown = StringIO()
