@@ -86,7 +86,8 @@ def find_others(found: Record, own: Record, unchanged_s: float, ended: Collectio
         is_dead = set(found.agents) <= {*ended, *found.gone}
         if found.is_over or unchanged_s >= OTHERS_SILENCE_S or is_dead:
             return ""
-        return f"{', '.join(found.agents)} may go on with {found.run!r} in the same folder"
+        what = f"job {found.run}" if found.run.isdecimal() else f"run {found.run!r}"
+        return f"{', '.join(found.agents)} may go on with {what} in the same folder"
     if found.attempt > own.attempt:
         return f"the scheduler has started the run again, as attempt {found.attempt}"
     left = sorted(set(found.agents) - set(own.agents) - set(ended) - set(found.gone))

@@ -84,9 +84,10 @@ def test_names_say_nothing_of_the_processes_of_another_job_that_had_them() -> No
     """Pods of a Job that was deleted may live on where the API server does not reach them."""
     newcomers = [*FOUND.agents, "n3"]
 
-    refused = judge(FOUND, run="b", newcomers=newcomers, unchanged_s=OTHERS_SILENCE_S - 1)
-
-    assert refused == "n0, n1, n2 may go on with 'a' in the same folder"
+    for run, what in (("a", "run 'a'"), ("3", "job 3")):
+        found = replace(FOUND, run=run)
+        refused = judge(found, run="b", newcomers=newcomers, unchanged_s=OTHERS_SILENCE_S - 1)
+        assert refused == f"n0, n1, n2 may go on with {what} in the same folder"
 
 
 def test_another_job_follows_one_that_has_ended_or_does_not_renew_its_record() -> None:
@@ -103,7 +104,7 @@ def test_another_job_follows_one_of_which_no_process_lives(ended: list[str]) -> 
     found = judge(FOUND, run="b", newcomers=["n0"], unchanged_s=0.0, ended=ended)
 
     begun = Record(run="b", number=4, agents=("n0",), generation=7 + SLACK)
-    refused = "n0, n1, n2 may go on with 'a' in the same folder"
+    refused = "n0, n1, n2 may go on with run 'a' in the same folder"
     assert found == (begun if len(ended) == len(FOUND.agents) else refused)
 
 
