@@ -120,8 +120,10 @@ def _print_failure(sight: Sight, lines: Sequence[LogLine]) -> None:
         return
     failure = sight.state.failure
     message = None if failure is None else str(failure.fields.get("message", ""))
-    shown = [first_error(sight.state) or sight.standing.why]
-    shown += failure_lines([line.text for line in _of_last_start(lines)], message)
+    error = sight.standing.error
+    shown = [error or sight.standing.why]
+    if error in ("", first_error(sight.state)):
+        shown += failure_lines([line.text for line in _of_last_start(lines)], message)
     for text in shown:
         sys.stdout.write(f"first error: {plain(text)}\n")
     sys.stdout.write("\n")

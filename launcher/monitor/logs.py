@@ -19,6 +19,11 @@ _WARNING = re.compile(r"\bWARNING\b|Warning: ")
 _AGENT_ERROR = re.compile(r"resilience\.agent \S+: the run ends ")
 # How it tells in its log what another start of the run has said from what this one says.
 _START = re.compile(r"resilience\.agent \S+: start \d+ of the run begins")
+# How srun tells of the end of nodes' tasks, and that of a job's start which is no more its last.
+_TASK_END = re.compile(r"srun: error: (\S+): tasks? [-\d,]+: (Killed|Exited with exit code (\d+))")
+_NEXT_START = re.compile(r"job\.sbatch: .* it is queued again|.*\*\*\* JOB \d+ ON .* REQUEUE")
+_SAID = re.compile(r"(?:python -m resilience\.agent|resilience\.agent \S+|job\.sbatch): (.*)")
+_NO_ERROR = re.compile(r"srun: (?!error)")
 _NUM_LINES_MAX = 60
 _NUM_TAIL = 20
 _TAIL_BYTES = 1 << 20
@@ -87,6 +92,25 @@ def begins_start(line: str) -> bool:
     return _START.match(line) is not None
 
 
+def first_end(lines: Sequence[str]) -> tuple[str, int | None] | None:
+    """Return which node's task ended first in a job's last start, and its exit status.
+
+    None for the status of one that was killed, and for all where srun tells of no such end. Of
+    several nodes at once it is their names as Slurm shortens them.
+    """
+    begun = max(
+        (number for number, line in enumerate(lines) if _NEXT_START.match(line)), default=-1
+    )
+    ends = filter(None, map(_TASK_END.match, lines[begun + 1 :]))
+    return next(((end[1], int(end[3]) if end[3] else None) for end in ends), None)
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """Return what a node's agent, or the script that starts it, has said last."""
+    said = [words[1] for words in map(_SAID.match, lines) if words]
+    return said[-1].removeprefix("error: ") if said else ""
+
+
 def failure_lines(lines: Sequence[str], message: str | None) -> list[str]:
     """Return the lines of a failed node's log that say why, of the last start in them.
 
@@ -102,7 +126,8 @@ def failure_lines(lines: Sequence[str], message: str | None) -> list[str]:
         return next((found for found in _tracebacks(lines) if found[-1].endswith(last)), [])
     ends = (index for index, line in enumerate(lines, 1) if _AGENT_ERROR.match(line))
     before = lines[: next(ends, len(lines))]
-    return next(_tracebacks(before), list(before[-_NUM_TAIL:]))
+    said = [line for line in before if not _NO_ERROR.match(line)]
+    return next(_tracebacks(before), said[-_NUM_TAIL:])
 
 
 def _tracebacks(lines: Sequence[str]) -> Iterator[list[str]]:

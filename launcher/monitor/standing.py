@@ -48,6 +48,10 @@ class JobStatus:
     """In the cluster's own words."""
     place: str = ""
     """The nodes, where the cluster names them."""
+    cause: str = ""
+    """What ended the run before anything else failed, where the cluster knows that."""
+    words: str = ""
+    """What an agent said last, for a run whose events tell of no error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,8 @@ class Standing:
     phase: Phase
     why: str
     place: str = ""
+    error: str = ""
+    """What failed first."""
 
 
 def decide_standing(
@@ -80,6 +86,7 @@ def decide_standing(
     phase, why = said.phase, said.why
     if phase in (Phase.FORGOTTEN, Phase.UNREACHABLE) and (ended := _end_by_events(said, seen)):
         phase, why = ended
+    error = said.cause or first_error(seen) or said.words
     told = "" if asked is None else _asked_text(asked, now)
     if phase is Phase.CANCELLED and not told and not why.startswith(_OWN_SIGNALS):
         told = "not by this launcher"
@@ -89,12 +96,12 @@ def decide_standing(
         told += ", and is ending"
     elif phase is Phase.FAILED:
         # A failure stays a failure, also where the end of the run was asked for meanwhile.
-        why, told = "; ".join(filter(None, (why, first_error(seen)))), ""
+        why, told = "; ".join(filter(None, (why, error))), ""
     else:
         told = ""
     unkept = seen.unkept if phase in (Phase.CANCELLED, Phase.FAILED) else ""
     parts = dict.fromkeys(filter(None, (told, why, "" if unkept in why else unkept)))
-    return Standing(phase=phase, why="; ".join(parts), place=said.place)
+    return Standing(phase=phase, why="; ".join(parts), place=said.place, error=error)
 
 
 def first_error(seen: RunState) -> str | None:

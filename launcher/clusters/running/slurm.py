@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,6 +16,7 @@ from launcher.clusters.slurm_submit import submit_slurm
 from launcher.clusters.submission import Submission, run_program
 from launcher.errors import OutsideError
 from launcher.job.cluster import SlurmCluster
+from launcher.monitor.logs import first_end, last_words, read_tail
 from launcher.monitor.standing import JobStatus, Phase
 
 _PHASES: Mapping[str, Phase] = {
@@ -26,8 +28,11 @@ _PHASES: Mapping[str, Phase] = {
     **dict.fromkeys(("OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"), Phase.FAILED),
 }
 """By Slurm's word; a job in any other state has its nodes."""
-_ASKED_CODE = "143:0"
-"""Of a job whose agents were asked to end, and have ended."""
+_ASKED_STATUS = 143
+_ASKED_CODE = f"{_ASKED_STATUS}:0"
+"""Of a job whose agents were asked to end, by somebody or by srun, and have ended."""
+_ASKED = "its processes got SIGTERM"
+_FAILED = "Slurm's state is FAILED"
 _EARLY_S = 60
 """So much before the warning time Slurm may send its signal."""
 _TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
@@ -75,7 +80,7 @@ class SlurmRuns:
         show = ("scontrol", "show", "job", "--oneliner", job_id)
         try:
             text = run_program(show, run.path, timeout_s=ASK_TIMEOUT_S)
-            return read_job(text, run.job.name, warned_s)
+            return _explain(read_job(text, run.job.name, warned_s), run, job_id)
         except OutsideError as error:
             if _FORGOTTEN not in str(error):
                 return JobStatus(phase=Phase.UNREACHABLE, why=str(error))
@@ -85,7 +90,7 @@ class SlurmRuns:
         )
         try:
             text = run_program(account, run.path, timeout_s=ASK_TIMEOUT_S)
-            return read_account(text, run.job.name, warned_s)
+            return _explain(read_account(text, run.job.name, warned_s), run, job_id)
         except OutsideError:
             # Many clusters keep no accounts.
             return JobStatus(phase=Phase.FORGOTTEN, why=f"Slurm knows no job {job_id} any more")
@@ -131,6 +136,29 @@ class SlurmRuns:
         removed = [f"job {job_id} from the queue" for job_id in self._end_jobs(run)]
         memory = clean_nodes(run)
         return Cleaned(removed=(*removed, *memory.removed), left=memory.left)
+
+
+def _explain(said: JobStatus, run: RunFolder, job_id: str) -> JobStatus:
+    """Add which agent ended a job that has failed, by the job's log and that of the agent's node.
+
+    srun ends the other agents by SIGTERM, whose status may become that of the job.
+    """
+    was_asked = said.phase is Phase.CANCELLED and said.why == _ASKED
+    if not was_asked and not said.why.startswith(_FAILED):
+        return said
+    lines = read_tail(run.path / f"{run.job.name}-{job_id}.log")
+    node, status = first_end(lines) or ("", 0)
+    goes_on = run.job.resilience.checkpointless is not None
+    if status == _ASKED_STATUS or (was_asked and (goes_on or not node)):
+        return said
+    if was_asked:
+        why = "" if status is None else f"exit status {status}"
+        said = replace(said, phase=Phase.FAILED, why=why)
+    if status is None:
+        return said if goes_on else replace(said, cause=f"the agent of {node} was killed")
+    logs = sorted(run.path.glob(f"logs/slurm-{job_id}.*.{glob.escape(node)}.log"))
+    words = last_words(read_tail(logs[-1])) if logs else ""
+    return replace(said, words=f"{node}: {words}" if words else last_words(lines))
 
 
 def _find_others(run: RunFolder) -> list[str]:
@@ -204,7 +232,7 @@ def _judge(state: str, reason: str, code: str, nodes: str, end: str) -> JobStatu
     if end and (was_asked or state == "PREEMPTED"):
         return JobStatus(phase=Phase.FAILED, why=end, place=nodes)
     if was_asked:
-        return JobStatus(phase=Phase.CANCELLED, why="its processes got SIGTERM", place=nodes)
+        return JobStatus(phase=Phase.CANCELLED, why=_ASKED, place=nodes)
     parts = [] if reason in ("", "None") else [reason]
     place = "" if nodes in ("(null)", "None assigned") else nodes
     if phase is Phase.RUNNING and state != "RUNNING":

@@ -291,6 +291,22 @@ def test_status_names_silent_nodes_that_the_run_waits_for() -> None:
     assert doing(lost("n1", is_dead=True)) == goes_on
 
 
+@pytest.mark.parametrize(
+    ("seen", "more", "error"),
+    [
+        (NOTHING, {"words": "no script"}, "no script"),
+        (FAILED, {"words": "the run ends"}, "rank 1 on node-0: ValueError: no"),
+        (FAILED, {"cause": "the agent of n1 was killed"}, "the agent of n1 was killed"),
+    ],
+)
+def test_first_error_is_the_clusters_cause_or_the_events_or_the_agents_words(
+    seen: RunState, more: Mapping[str, str], error: str
+) -> None:
+    said = JobStatus(phase=Phase.FAILED, why="exit status 1", **more)
+    standing = decide_standing(said, seen, None, NOW)
+    assert (standing.error, standing.why) == (error, f"exit status 1; {error}")
+
+
 def test_status_and_runs_say_which_nodes_have_not_joined() -> None:
     """By what agents have written, and of a run that they gave up how many had come."""
     begun: list[Happened] = [(node, None, "agent_started", {"start": "7-0"}) for node in ("a", "b")]

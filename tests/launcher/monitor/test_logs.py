@@ -2,10 +2,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from launcher.clusters.running.cluster import LogLine
 from launcher.commands.logs import _of_last_start
 from launcher.monitor import logs
-from launcher.monitor.logs import LogReader, failure_lines, is_warning, plain, read_tail
+from launcher.monitor.logs import (
+    LogReader,
+    failure_lines,
+    first_end,
+    is_warning,
+    last_words,
+    plain,
+    read_tail,
+)
 
 AGENT = "resilience.agent node-0: the run ends with exit status 1: rank 0 "
 TRACEBACK = ["Traceback (most recent call last):", "  File x", "KeyError: 'a'"]
@@ -29,6 +39,54 @@ def test_without_message_and_traceback_the_lines_before_the_agents_report_are_sh
     lines = ["usage: x", "error: no such option", f"{AGENT}failed", *TRACEBACK]
 
     assert failure_lines(lines, None) == lines[:3]
+
+
+def test_what_srun_says_that_is_no_error_is_no_reason() -> None:
+    noise = "srun: cluster configuration lacks support for cpu binding"
+
+    assert failure_lines([noise, "srun: error: n1: task 0: Killed"], None) == [
+        "srun: error: n1: task 0: Killed"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "end"),
+    [
+        ([], None),
+        (["srun: error: n1: task 0: Terminated"], None),
+        (["n1: task 0: Exited with exit code 2", "srun: error: n2: task 1: Killed"], ("n2", None)),
+        ([f"srun: error: n{n}: task {n}: Exited with exit code {n}" for n in (3, 2)], ("n3", 3)),
+        (["srun: error: n[1-2]: tasks 0-1,3: Exited with exit code 143"], ("n[1-2]", 143)),
+        (
+            [
+                "srun: error: n1: task 0: Exited with exit code 75",
+                "job.sbatch: the run gave up with status 75; it is queued again",
+                "srun: error: n2: task 1: Exited with exit code 1",
+            ],
+            ("n2", 1),
+        ),
+        (
+            [
+                "srun: error: n1: task 0: Killed",
+                "slurmstepd-n1: error: *** JOB 3 ON n1 CANCELLED AT 2026 DUE TO JOB REQUEUE ***",
+            ],
+            None,
+        ),
+    ],
+)
+def test_task_that_ended_first_is_found_in_the_last_start(
+    lines: list[str], end: tuple[str, int | None] | None
+) -> None:
+    assert first_end(lines) == end
+
+
+def test_last_words_are_those_of_an_agent_or_its_script() -> None:
+    said = ["resilience.agent n1: waits", "python -m resilience.agent: error: no x", "else"]
+    script = ["job.sbatch: no command module"]
+
+    assert [last_words(each) for each in (said, said[:1], script, ["else"])] == [
+        "no x", "waits", "no command module", "",
+    ]  # fmt: skip
 
 
 def test_a_start_is_not_told_to_have_failed_of_what_the_one_before_did() -> None:

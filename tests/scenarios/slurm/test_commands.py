@@ -184,6 +184,44 @@ def test_script_that_fails_says_why_first(slurm: Slurm, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        pytest.param(
+            ("trainer.entry=-m nosuch", f"cluster.python={sys.executable}"),
+            ": argument -m: no module 'nosuch' for 'nosuch'; want one that Python finds here",
+            id="agents-refuse",
+        ),
+        pytest.param(
+            ("cluster.python=STAND_IN", "+env.STAND_IN=die on the second node"),
+            "the agent of n2 was killed",
+            id="agent-killed",
+        ),
+    ],
+)
+def test_agent_that_ends_a_job_is_its_first_error(
+    slurm: Slurm, tmp_path: Path, words: tuple[str, ...], error: str
+) -> None:
+    """Whatever the job ends with: the others, which srun ends, may give it a cancelled run's."""
+    mine = [each.replace("=STAND_IN", f"={stand_in(tmp_path)}") for each in words]
+    ended = launch(
+        "recipe=script/torch_ddp", "cluster=slurm", "action=submit", "trainer.num_nodes=2",
+        f"trainer.folder={tmp_path}", f"run.dir={tmp_path / 'runs/here'}", *mine, folder=tmp_path,
+    )  # fmt: skip
+    assert ended.status == 0, ended.err
+    run = tmp_path / "runs/here"
+    slurm.wait_for_end(json.loads((run / "submitted.json").read_text())["job_id"])
+
+    status = ask(run, "status", run.name).out.splitlines()[0]
+    logs = ask(run, "logs", run.name).out.splitlines()
+
+    assert status.startswith("torch-ddp: failed: ")
+    assert error in status
+    first = [line for line in logs if line.startswith("first error: ")]
+    assert len(first) == 1
+    assert error in first[0]
+
+
 def test_run_that_waits_is_taken_out_of_the_queue(slurm: Slurm, tmp_path: Path) -> None:
     ended = launch(
         "recipe=llama/llama3_tiny_pretrain", "cluster=slurm", "action=submit",
