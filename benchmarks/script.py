@@ -79,8 +79,7 @@ def start(folder: Path, name: str, pairs: int, logs: str) -> subprocess.Popen[by
     log = (folder / f"{name}.log").open("wb")
     variables = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
                  "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # fmt: skip
-    words = [sys.executable, "-m", *command]
-    return subprocess.Popen(words, env=variables, stdout=log, stderr=log)
+    return subprocess.Popen([sys.executable, "-m", *command], env=variables, stdout=log, stderr=log)
 
 
 def read_steps(folder: Path, name: str) -> list[tuple[float, float]]:

@@ -13,13 +13,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from resilience.agent.connections.door import NO_TOKEN
 from resilience.agent.connections.tcp_transport import TcpTransport
 from resilience.agent.connections.transport import Gone, Heard
 from resilience.agent.evidence.folder import find_last_end
 from resilience.agent.evidence.words import find_words
 from resilience.arguments import Parser, read_token
 from resilience.comm.messages import Drain, Drained
+from resilience.runtime.door import AGENTS
 
 _ANSWER_S = 10.0
 """How long an agent may take to answer."""
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         problems.append(problem)
     # The port of one that has ended may be that of another run's agent by now.
-    if set(problems) == {NO_TOKEN}:
+    if set(problems) == {AGENTS.unproven}:
         given = "it holds another token than" if options.token else "none is given to reach"
         parser.error(
             f"argument --token-file: {given} the agents of the run; allowed: the file that "

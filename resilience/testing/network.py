@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 
-from resilience.agent.connections.door import NO_TOKEN
 from resilience.agent.connections.transport import Arrival, Came, Gone, Heard, Reached
 from resilience.comm.messages import Message, Open, Stopped, decode, encode
+from resilience.runtime.door import AGENTS
 
 _PORT = 1
 _PROBE_S = 1.0
@@ -338,7 +338,7 @@ class SimulatedTransport:
         assert end.other
         if end.other.owner.token != self.token:
             self._post(end, _Packet.END)
-            self._lose(end, NO_TOKEN)
+            self._lose(end, AGENTS.unproven)
             return
         end.is_open, end.deadline_s = True, math.inf
         if end.connects:

@@ -20,11 +20,11 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from resilience.agent.connections.door import NAME_BYTES, NONCE_BYTES, Door, Strangers
 from resilience.agent.connections.name_lookup import NameLookup, SocketAddress
 from resilience.agent.connections.transport import Arrival, Came, Gone, Heard, Reached
 from resilience.arguments import NO_NAME
 from resilience.comm.messages import LINE_BYTES_MAX, LineReader, Message, encode
+from resilience.runtime.door import AGENTS, NAME_BYTES, NONCE_BYTES, Door, Strangers
 
 DOOR_S = 5.0
 """How long a stranger may take to pass the door."""
@@ -316,9 +316,8 @@ class TcpTransport:
     # ---- a connection's life
 
     def _add(self, *, connects: bool, within_s: float) -> _Connection:
-        door = Door(
-            self._token, name=self._name, nonce=secrets.token_bytes(NONCE_BYTES), connects=connects
-        )
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        door = Door(AGENTS, self._token, name=self._name, nonce=nonce, connects=connects)
         deadline_s = time.monotonic() + within_s
         connection = _Connection(next(self._numbers), door, deadline_s, connects)
         self._connections[connection.peer] = connection

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from resilience.agent.connections.door import NO_AGENT, NO_TOKEN
 from resilience.agent.connections.transport import Gone, Heard, Transport
 from resilience.agent.coordination import coordinator, succession
 from resilience.agent.coordination.founding import RENEWAL_S
@@ -69,6 +68,7 @@ from resilience.comm.messages import (
     Open,
     ReplaceRank,
 )
+from resilience.runtime.door import AGENTS
 from resilience.state.layout import Layout
 
 
@@ -317,7 +317,7 @@ class Party:
             is_apart = now_s - self._nameless.setdefault(line.address, now_s) >= NAMELESS_S
         else:
             self._nameless.pop(line.address, None)
-            is_apart = gone.reason in (NO_AGENT, NO_TOKEN)
+            is_apart = gone.reason in (AGENTS.foreign, AGENTS.unproven)
         if is_apart:
             self._apart.add(line.address)
             note = Note(event="warning", fields={"text": f"{line.address}: {gone.reason}"})

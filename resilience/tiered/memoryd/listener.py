@@ -1,7 +1,8 @@
 """Takes connections for a door: so many at once, a thread each, and no more.
 
-Who comes beyond that is told so and left in peace for a moment, all in the listener's one
-thread: to close at once would throw away the answer with the request that is on its way.
+A connection beyond them is told so and left open for a moment: to close it at once would throw
+away the answer with the request that is on its way. Where a proof of the token is asked for, a
+connection gets a thread after it. All this happens in the listener's one thread.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
+from resilience.runtime.door import Door, Strangers
 from resilience.tiered.memoryd.output import complain
 
 BACKLOG = 1024
@@ -25,14 +28,29 @@ _PAUSE_S = 1.0
 _CLOSE_TIMEOUT_S = 10.0
 _LAST_WORDS_S = 1.0
 """How long an answer that is in hand may take when all is to end."""
+_PROOF_S = 5.0
+"""How long a proof of the token may take."""
+_PROVING_MAX, _ORIGIN_PROVING_MAX = 256, 64
+"""So many connections may be about to prove it, and so many of one host."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A connection without a thread: it has to prove the token first, or was refused."""
+
+    connection: socket.socket
+    until_s: float
+    """When it is closed at the latest."""
+    door: Door | None = None
+    """None for one that was refused."""
 
 
 class Listener:
     """Calls `serve` with each connection, in a thread of its own, and closes it thereafter.
 
-    Of the connections `strangers_max` may be such as nobody has said `welcome` to. `refuse` is
-    called with one too many, which it may tell so without waiting. `name` is for threads; the
-    `complaint` is what is said where none can be accepted.
+    With `make_door` a connection has to pass a door first. Of the connections `strangers_max` may
+    be without a call of `welcome`. `refuse` is called with one too many, which it may tell so
+    without waiting. `name` is for threads; the `complaint` is printed where none can be accepted.
     """
 
     def __init__(
@@ -43,19 +61,22 @@ class Listener:
         complaint: str,
         connections_max: int,
         strangers_max: int | None = None,
+        make_door: Callable[[], Door] | None = None,
         refuse: Callable[[socket.socket], object] = lambda connection: None,
     ) -> None:
         self._name = name
         self._serve = serve
         self._complaint = complaint
         self._connections_max = connections_max
-        self._strangers_max = connections_max if strangers_max is None else strangers_max
+        self._strangers_max = strangers_max
+        self._make_door = make_door
         self._refuse = refuse
         self._lock = threading.Lock()
         self._open: dict[threading.Thread, socket.socket] = {}
         self._strangers: set[threading.Thread] = set()
-        self._refused: dict[socket.socket, float] = {}
-        """When each is closed at the latest; only for the listener's thread."""
+        self._waiting: dict[int, _Waiting] = {}
+        """By descriptor, the oldest first; only for the listener's thread."""
+        self._places = Strangers(_PROVING_MAX, _ORIGIN_PROVING_MAX)
         self._is_closing = threading.Event()
         self._selector = selectors.DefaultSelector()
         self._listening: socket.socket | None = None
@@ -90,8 +111,8 @@ class Listener:
             self._listening.close()
         self._hang_up(socket.SHUT_RD, min(end_s, time.monotonic() + _LAST_WORDS_S))
         self._hang_up(socket.SHUT_RDWR, end_s)
-        for connection in self._refused:
-            connection.close()
+        for waiting in self._waiting.values():
+            waiting.connection.close()
         self._selector.close()
 
     def _hang_up(self, how: int, end_s: float) -> None:
@@ -105,10 +126,9 @@ class Listener:
             thread.join(max(0.0, end_s - time.monotonic()))
 
     def widen(self, num_connections: int) -> None:
-        """Take so many connections more at once, one of which may be a stranger's."""
+        """Take so many connections more at once."""
         with self._lock:
             self._connections_max += num_connections
-            self._strangers_max += 1
 
     def welcome(self) -> None:
         """Count this thread's connection as that of somebody who is known."""
@@ -122,21 +142,21 @@ class Listener:
 
     def _run(self) -> None:
         while not self.is_closing:
-            ends_s = next(iter(self._refused.values()), None)
-            timeout_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
+            until_s = min((each.until_s for each in self._waiting.values()), default=None)
+            timeout_s = None if until_s is None else max(0.0, until_s - time.monotonic())
             for key, _ in self._selector.select(timeout_s):
                 assert isinstance(key.fileobj, socket.socket)
                 if key.fileobj is self._listening:
                     self._accept_one(key.fileobj)
-                else:
-                    self._read_refused(key.fileobj)
+                elif waiting := self._waiting.get(key.fd):
+                    self._read(waiting)
             now_s = time.monotonic()
-            for connection in [each for each, ends_s in self._refused.items() if ends_s <= now_s]:
-                self._close_refused(connection)
+            for number in [key for key, each in self._waiting.items() if each.until_s <= now_s]:
+                self._forget(number).close()
 
     def _accept_one(self, listening: socket.socket) -> None:
         try:
-            connection, _ = listening.accept()
+            connection, address = listening.accept()
         except (BlockingIOError, ConnectionError):
             return
         except OSError as error:
@@ -144,6 +164,43 @@ class Listener:
             if not self._is_closing.wait(_PAUSE_S):
                 complain(f"{self._complaint}: {error}")
             return
+        if self._make_door is None:
+            self._hand_over(connection)
+            return
+        self._watch(_Waiting(connection, time.monotonic() + _PROOF_S, self._make_door()))
+        if (leaves := self._places.add(connection.fileno(), address[0])) is not None:
+            self._forget(leaves).close()
+
+    def _watch(self, waiting: _Waiting) -> None:
+        waiting.connection.setblocking(False)  # noqa: FBT003
+        self._selector.register(waiting.connection, selectors.EVENT_READ)
+        self._waiting[waiting.connection.fileno()] = waiting
+
+    def _forget(self, number: int) -> socket.socket:
+        connection = self._waiting.pop(number).connection
+        self._places.remove(number)
+        self._selector.unregister(connection)
+        return connection
+
+    def _read(self, waiting: _Waiting) -> None:
+        """Take in a part of a proof and answer it; the bytes of a refused client are dropped."""
+        connection, door = waiting.connection, waiting.door
+        try:
+            data = connection.recv(door.num_wanted if door else 1 << 16)
+            answer = door.feed(data) if door else b""
+            # A new connection takes the few bytes of an answer at once.
+            is_open = bool(data) and (not answer or connection.send(answer) == len(answer))
+        except BlockingIOError:
+            return
+        except (OSError, ValueError):  # it is gone, or its proof is wrong
+            is_open = False
+        if not is_open:
+            self._forget(connection.fileno()).close()
+        elif door and door.is_passed:
+            self._forget(connection.fileno()).setblocking(True)  # noqa: FBT003
+            self._hand_over(connection)
+
+    def _hand_over(self, connection: socket.socket) -> None:
         thread = threading.Thread(
             target=self._serve_one, args=(connection,), name=f"{self._name}-connection", daemon=True
         )
@@ -153,9 +210,8 @@ class Listener:
     def _give_thread(self, connection: socket.socket, thread: threading.Thread) -> bool:
         """Give a connection to a thread, if there may be one more."""
         with self._lock:
-            if (
-                len(self._open) >= self._connections_max
-                or len(self._strangers) >= self._strangers_max
+            if len(self._open) >= self._connections_max or len(self._strangers) >= (
+                self._strangers_max or self._connections_max
             ):
                 return False
             try:
@@ -180,30 +236,14 @@ class Listener:
     def _turn_away(self, connection: socket.socket) -> None:
         try:
             self._refuse(connection)
-            connection.setblocking(False)  # noqa: FBT003
             connection.shutdown(socket.SHUT_WR)
-            self._selector.register(connection, selectors.EVENT_READ)
+            self._watch(_Waiting(connection, time.monotonic() + _REFUSED_S))
         except OSError:
             connection.close()
             return
-        self._refused[connection] = time.monotonic() + _REFUSED_S
-        if len(self._refused) > _REFUSED_MAX:
-            self._close_refused(next(iter(self._refused)))
-
-    def _read_refused(self, connection: socket.socket) -> None:
-        """Read what a refused client sends; it is for nobody."""
-        try:
-            if connection in self._refused and not connection.recv(1 << 16):
-                self._close_refused(connection)
-        except BlockingIOError:
-            return
-        except OSError:
-            self._close_refused(connection)
-
-    def _close_refused(self, connection: socket.socket) -> None:
-        if self._refused.pop(connection, None) is not None:
-            self._selector.unregister(connection)
-            connection.close()
+        refused = [number for number, each in self._waiting.items() if each.door is None]
+        if len(refused) > _REFUSED_MAX:
+            self._forget(refused[0]).close()
 
 
 def listen_at(host: str, port: int) -> socket.socket:

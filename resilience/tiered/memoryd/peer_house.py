@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import ssl
 import threading
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from resilience.arguments import NO_NAME, parse_endpoint
+from resilience.runtime.door import DAEMONS, NAME_BYTES, NONCE_BYTES, Door
 from resilience.tiered.catalog import Copy, StepAt
 from resilience.tiered.errors import RefusedError
 from resilience.tiered.memoryd.http_spaces import PREFIX as HTTP_PREFIX
@@ -68,7 +70,7 @@ class PeerHouse:
     settings: PeerSettings
     directory: Directory
     origins: Origins
-    boot: str
+    boot: str = field(default_factory=lambda: secrets.token_hex(NAME_BYTES // 2))
     """This life of this daemon."""
     begin: Begin
     client_tls: ssl.SSLContext | None = None
@@ -168,6 +170,12 @@ class PeerHouse:
             and self.origins.of(shard_id) is None
         )
 
+    def make_door(self, *, connects: bool) -> Door:
+        """Return the door of one connection with another daemon."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        name = self.boot.encode()
+        return Door(DAEMONS, self.settings.token, name=name, nonce=nonce, connects=connects)
+
     def dial(self, node: Node, *, is_link: bool) -> PeerSocket:
         """Connect to a node and say hello; raises OSError, ValueError or a TieredError."""
         try:
@@ -179,6 +187,7 @@ class PeerHouse:
             raise OSError(f"{node.address}: {NO_NAME}: {error.strerror}") from error
         self.nameless.pop(node.address, None)
         try:
+            pass_door(connection, self.make_door(connects=True))
             if self.client_tls:
                 connection.settimeout(HELLO_TIMEOUT_S)
                 connection = self.client_tls.wrap_socket(connection)
@@ -187,7 +196,6 @@ class PeerHouse:
             hello = {
                 "op": "hello",
                 "version": VERSION,
-                "token": self.settings.token,
                 "node": own.name,
                 "domain": own.domain,
                 "switch": own.switch,
@@ -200,6 +208,20 @@ class PeerHouse:
             connection.close()
             raise
         return peer
+
+
+def pass_door(connection: socket.socket, door: Door) -> None:
+    """Prove the token to the other end, and have it prove it first; DoorError, OSError."""
+    end_s, said = time.monotonic() + HELLO_TIMEOUT_S, door.opening
+    while True:
+        connection.sendall(said)
+        if door.is_passed:
+            return
+        connection.settimeout(max(0.001, end_s - time.monotonic()))
+        data = connection.recv(door.num_wanted)
+        if not data:
+            raise ConnectionError("the other side has ended the connection")
+        said = door.feed(data)
 
 
 def _check_name(node: Node, name: object) -> None:

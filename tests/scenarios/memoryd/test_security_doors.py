@@ -19,6 +19,7 @@ from resilience.tiered.frames import FrameSocket
 from tests.resilience.tiered.daemons import LIMIT_S, MIB, ask, make_content, make_id, save
 from tests.resilience.tiered.http_client import head, shard_meta, shard_path
 from tests.resilience.tiered.kept import wait_until
+from tests.resilience.tiered.memoryd.test_peers import hello
 from tests.scenarios.memoryd.guarded import (
     BEARER,
     BUDGET_MIB,
@@ -28,7 +29,6 @@ from tests.scenarios.memoryd.guarded import (
     is_ended,
     local_hello,
     make_guarded,
-    peer_hello,
 )
 
 NUM_CONNECTIONS = 1000
@@ -82,7 +82,7 @@ def frames_of(door: str) -> list[dict[str, Any]]:
             {"op": "status"},
         ]
     return [
-        peer_hello(TOKEN),
+        hello(),
         {"op": "inventory", "copies": [["run", 1, 0, "0", 1, "d", 3]], "jobs": {"run": "job"}},
         {"op": "changes", "copies": [], "gone": [["run", 1, 0, "0"]], "complete": [["run", 1, 0]]},
         {"op": "fetch", "shard": ["run", 1, 0, "0"], "job": "job"},
@@ -112,8 +112,8 @@ def test_garbage_at_each_door(guarded: Guarded, seed: int) -> None:
     before = guarded.pss_bytes()
     for _ in range(150):
         for door, connection in (("local", guarded.local()), ("peer", guarded.peer())):
-            hello, *others = frames_of(door)
-            _say_wrong(rng, connection, [hello, rng.choice(others)])
+            first, *others = frames_of(door)
+            _say_wrong(rng, connection, [first, rng.choice(others)])
             connection.close()
         with guarded.http() as client, suppress(OSError):
             client.send(_wrong_request(rng))

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resilience.agent.connections.door import NAME_BYTES, NONCE_BYTES, Door
 from resilience.agent.connections.tcp_transport import (
     DOOR_S,
     ORIGIN_STRANGERS_MAX,
@@ -25,10 +24,11 @@ from resilience.agent.connections.tcp_transport import (
 )
 from resilience.agent.connections.transport import Gone
 from resilience.comm.messages import encode
+from resilience.runtime.door import AGENTS, NAME_BYTES, NONCE_BYTES, Door
 from tests.resilience.transports import LIMIT_S, TOKEN, Node, TcpWorld, say
 
 ROOT = str(Path(__file__).parents[4])
-MAGIC = b"agents 1"
+MAGIC = AGENTS.magic
 few = settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -96,6 +96,7 @@ def two() -> Iterator[Pair]:
 def knock(stranger: socket.socket, token: str, world: TcpWorld) -> list[bytes]:
     """Go through the door by hand; returns what was sent."""
     door = Door(
+        AGENTS,
         token,
         name=secrets.token_bytes(NAME_BYTES),
         nonce=secrets.token_bytes(NONCE_BYTES),

@@ -1,18 +1,20 @@
-"""The door of an agent: nobody without the run's token says a message. Pure.
+"""The door of agents and of daemons: both ends prove that they know the run's token. Pure.
 
-    who connects                        who is connected to
-    MAGIC name nonce              ->
-                                  <-    MAGIC name nonce proof("acceptor")
+    connector                           acceptor
+    magic name nonce              ->
+                                  <-    magic name nonce proof("acceptor")
     proof("connector")            ->
 
-A proof is the HMAC-SHA256 under the token of its sender's role and of both first lines.
+A proof is an HMAC-SHA256 of its sender's role and of both first lines. Its key is derived from the
+token for each kind of door.
 
-- Nonces are drawn anew for each connection: what was overheard opens nothing a second time.
-- Roles differ: what one side has proved is no proof of the other side.
+- Nonces are drawn anew for each connection: a proof that was overheard opens no other one.
+- Roles differ: a proof of one side is none of the other side.
+- Kinds differ: a proof for a daemon opens no agent.
 - A process refuses its own name: it cannot be made to answer its own challenge.
 
-What follows is neither signed nor encrypted: whoever can change packets between two agents is not
-kept out. Without a token the key is empty, and everybody who reaches the port passes.
+The door neither signs nor encrypts the bytes behind it: a host that can change packets between two
+members is not kept out. Without a token every process that reaches the port passes.
 """
 
 from __future__ import annotations
@@ -20,21 +22,47 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from collections import Counter
+from dataclasses import dataclass
 
 NAME_BYTES = 16
 """Drawn once by each process."""
 NONCE_BYTES = 32
 """Drawn for each connection."""
-_MAGIC = b"agents 1"
-_HELLO_BYTES = len(_MAGIC) + NAME_BYTES + NONCE_BYTES
+_MAGIC_BYTES = 8
+_HELLO_BYTES = _MAGIC_BYTES + NAME_BYTES + NONCE_BYTES
 _PROOF_BYTES = 32
 _IPV6_PREFIX = 64
 """Of IPv6 one host has all addresses with one prefix of so many bits."""
 
 
-NO_AGENT = "something else than an agent of this version is there"
-NO_TOKEN = "an agent that does not know the run's token is there; all need one --token-file"
-"""What keeps two agents apart until a person mends it."""
+@dataclass(frozen=True, slots=True)
+class DoorKind:
+    """Which members of a run meet at a door, and what is said where one of them is not there."""
+
+    member: str
+    magic: bytes
+    """The first 8 bytes of either end, with the version of the protocol."""
+
+    @property
+    def foreign(self) -> str:
+        """Return the problem with an end that says something else."""
+        return f"something else than {self.member} of this version is there"
+
+    @property
+    def unproven(self) -> str:
+        """Return the problem with an end whose proof is wrong."""
+        return (
+            f"{self.member} that does not know the run's token is there; all need one --token-file"
+        )
+
+    def derive_key(self, token: str) -> bytes:
+        """Return the key of proofs: HKDF with SHA-256 (RFC 5869), one block, without a salt."""
+        secret = hmac.digest(bytes(_PROOF_BYTES), token.encode(), "sha256")
+        return hmac.digest(secret, self.magic + b"\x01", "sha256")
+
+
+AGENTS = DoorKind("an agent", b"agents 2")
+DAEMONS = DoorKind("a checkpoint daemon", b"daemon 2")
 
 
 class DoorError(ValueError):
@@ -44,10 +72,13 @@ class DoorError(ValueError):
 class Door:
     """One connection's way through: the bytes that come, and the bytes that answer them."""
 
-    def __init__(self, token: str, *, name: bytes, nonce: bytes, connects: bool) -> None:
-        self._token = token.encode()
+    def __init__(
+        self, kind: DoorKind, token: str, *, name: bytes, nonce: bytes, connects: bool
+    ) -> None:
+        self._kind = kind
+        self._key = kind.derive_key(token)
         self._name = name
-        self._hello = _MAGIC + name + nonce
+        self._hello = kind.magic + name + nonce
         self._connects = connects
         self._heard = b""
         self._num_needed = _HELLO_BYTES + (_PROOF_BYTES if connects else 0)
@@ -66,10 +97,10 @@ class Door:
     def feed(self, data: bytes) -> bytes:
         """Take in at most `num_wanted` bytes, and return the answer; raises DoorError."""
         self._heard += data
-        if not _MAGIC.startswith(self._heard[: len(_MAGIC)]):
-            raise DoorError(NO_AGENT)
-        if self._heard.startswith(self._name, len(_MAGIC)):
-            raise DoorError("this agent itself is there")
+        if not self._kind.magic.startswith(self._heard[:_MAGIC_BYTES]):
+            raise DoorError(self._kind.foreign)
+        if self._heard.startswith(self._name, _MAGIC_BYTES):
+            raise DoorError("this process itself is there")
         if self.num_wanted:
             return b""
         hello, proof = self._heard[:_HELLO_BYTES], self._heard[_HELLO_BYTES:]
@@ -78,21 +109,21 @@ class Door:
             return self._hello + self._prove(b"acceptor", hello)
         role = b"acceptor" if self._connects else b"connector"
         if not hmac.compare_digest(proof, self._prove(role, hello)):
-            raise DoorError(NO_TOKEN)
+            raise DoorError(self._kind.unproven)
         self.is_passed = True
         return self._prove(b"connector", hello) if self._connects else b""
 
     def _prove(self, role: bytes, other: bytes) -> bytes:
         hellos = self._hello + other if self._connects else other + self._hello
-        return hmac.digest(self._token, role + hellos, "sha256")
+        return hmac.digest(self._key, role + hellos, "sha256")
 
 
 class Strangers:
     """The places of those who have come and not passed yet, counted by origin.
 
-    A newcomer always gets one. Whoever has waited longest gives it up: of the newcomer's own
-    origin, where that has its share, else of the origin that has most. An agent passes within two
-    ways of a packet, so it seldom waits longest.
+    A newcomer always gets one. The connection that has waited longest gives it up: of the
+    newcomer's own origin, where that has its share, else of the origin that has most. A member
+    passes within two ways of a packet, so it seldom waits longest.
     """
 
     def __init__(self, places_max: int, origin_places_max: int) -> None:

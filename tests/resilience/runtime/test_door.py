@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hmac
 import secrets
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.agent.connections.door import (
+from resilience.runtime.door import (
+    AGENTS,
+    DAEMONS,
     NAME_BYTES,
     NONCE_BYTES,
     Door,
     DoorError,
+    DoorKind,
     Strangers,
     find_origin,
 )
@@ -20,8 +24,11 @@ from resilience.agent.connections.door import (
 TOKEN = "of this run"
 
 
-def door(*, connects: bool, token: str = TOKEN, name: bytes | None = None) -> Door:
+def door(
+    *, connects: bool, token: str = TOKEN, name: bytes | None = None, kind: DoorKind = AGENTS
+) -> Door:
     return Door(
+        kind,
         token,
         name=name or secrets.token_bytes(NAME_BYTES),
         nonce=secrets.token_bytes(NONCE_BYTES),
@@ -120,6 +127,22 @@ def test_what_is_no_agent_is_refused_by_its_first_bytes(data: bytes) -> None:
     assert not side.is_passed
 
 
+def test_proof_for_a_daemon_is_none_for_an_agent() -> None:
+    assert AGENTS.derive_key(TOKEN) != DAEMONS.derive_key(TOKEN) != TOKEN.encode()
+    acceptor, connector = door(connects=False), door(connects=True, kind=DAEMONS)
+    with pytest.raises(DoorError, match="something else than an agent"):
+        feed(acceptor, connector.opening)
+
+
+def test_keys_are_those_of_rfc_5869() -> None:
+    """Its third case, without a salt: the first 32 bytes need no further block."""
+    secret = hmac.digest(bytes(32), b"\x0b" * 22, "sha256")
+    assert secret.hex() == "19ef24a32c717b167f33a91d6f648bdf96596776afdb6377ac434c1c293ccb04"
+    kind = DoorKind(member="", magic=b"")
+    key = "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d"
+    assert kind.derive_key("\x0b" * 22).hex() == key
+
+
 def test_what_was_overheard_opens_nothing() -> None:
     heard = pass_through(door(connects=True), door(connects=False))
 
@@ -156,9 +179,9 @@ def test_a_process_does_not_answer_its_own_challenge() -> None:
     name = secrets.token_bytes(NAME_BYTES)
     connector, acceptor = door(connects=True, name=name), door(connects=False, name=name)
 
-    with pytest.raises(DoorError, match="this agent itself"):
+    with pytest.raises(DoorError, match="this process itself"):
         feed(acceptor, connector.opening)
-    with pytest.raises(DoorError, match="this agent itself"):
+    with pytest.raises(DoorError, match="this process itself"):
         feed(connector, connector.opening)
 
 

@@ -1,0 +1,1 @@
+"""What agents and checkpoint daemons have in common: no feature, no torch."""

@@ -1,0 +1,88 @@
+"""Strangers at the port where a daemon listens for others, and at the address of one of those."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from resilience.runtime.door import AGENTS, NAME_BYTES, NONCE_BYTES, Door, DoorError
+from resilience.tiered.memoryd.peer_house import pass_door
+from tests.resilience.tiered.cluster import Cluster, make_cluster, wait_held
+from tests.resilience.tiered.daemons import LIMIT_S, MIB, make_content, make_id, save
+from tests.resilience.tiered.memoryd.test_peers import connect, knock, make_door
+from tests.tokens import write_token
+
+TOKEN = "a token that no stranger knows"
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Cluster]:
+    write_token(tmp_path / "token", TOKEN)
+    words = ("--token-file", str(tmp_path / "token"), "--peer-gone-s", "2")
+    with make_cluster(tmp_path, options=words) as cluster:
+        for each in cluster.nodes.values():
+            each.token = TOKEN
+        yield cluster
+
+
+def test_a_stranger_at_a_peers_address_hears_no_token(pair: Cluster) -> None:
+    """It hears the first line of the door, and no more once its own proof was wrong."""
+    with socket.create_server(("127.0.0.1", pair.ports["b"])) as listening:
+        pair.start("a")
+        accepted, _ = listening.accept()
+        with accepted:
+            accepted.settimeout(LIMIT_S)
+            door = make_door("another", connects=False)
+            heard = accepted.recv(door.num_wanted)
+            accepted.sendall(door.feed(heard))
+            while data := accepted.recv(1 << 16):
+                heard += data
+
+    assert len(heard) == len(make_door().opening)
+    assert TOKEN.encode() not in heard
+
+
+def test_proof_for_an_agent_opens_no_daemon(pair: Cluster) -> None:
+    pair.start("a")
+    name, nonce = secrets.token_bytes(NAME_BYTES), secrets.token_bytes(NONCE_BYTES)
+    for door in (Door(AGENTS, TOKEN, name=name, nonce=nonce, connects=True), make_door("another")):
+        with knock(pair.ports["a"]) as connection, pytest.raises((ConnectionError, DoorError)):
+            pass_door(connection, door)
+
+    connect(pair.ports["a"], TOKEN).close()
+
+
+def test_two_daemons_find_each_other_through_a_flood(pair: Cluster) -> None:
+    """Strangers that say nothing, half of a line or a wrong one hold all places from one host."""
+    is_over = threading.Event()
+
+    def flood(port: int) -> None:
+        waiting: list[socket.socket] = []
+        while not is_over.is_set():
+            with suppress(OSError):
+                waiting.append(knock(port))
+                waiting[-1].sendall(secrets.choice([b"", b"daemon", bytes(56)]))
+            if len(waiting) > 300:
+                waiting.pop(0).close()
+        for each in waiting:
+            each.close()
+
+    floods = [threading.Thread(target=flood, args=[port]) for port in pair.ports.values()]
+    try:
+        pair.start("a")
+        for each in floods:
+            each.start()
+        pair.start("b")
+        for step in range(1, 4):
+            save(pair["a"].client(token=TOKEN), make_id(step), make_content(MIB, step))
+            wait_held(pair["b"], make_id(step))
+    finally:
+        is_over.set()
+        for each in floods:
+            each.join()
