@@ -6,6 +6,7 @@ import ast
 import graphlib
 import io
 import itertools
+import re
 import subprocess
 import tokenize
 from collections import Counter, defaultdict
@@ -36,6 +37,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("launcher", "resilience", "recipes_training")
 LINES_MAX = 500
 FUNCTION_LINES_MAX = 60
+PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
+PICKLING = re.compile(r"[\w.]*(gather_object|_object_list)\(|torch\.load\((?!.*weights_only=True)")
 BANNED_MODULES = {
     "utils",
     "util",
@@ -87,6 +90,16 @@ def test_modules_are_named_after_what_they_hold() -> None:
 
 def test_sources_are_ascii() -> None:
     assert [str(path) for path in SOURCES if not path.read_text("utf-8").isascii()] == []
+
+
+def test_no_source_unpickles_bytes_of_another_process() -> None:
+    """Collectives of objects pickle; `torch.load` may unpickle more than tensors and plain data."""
+    found = [f"{path}: {name}" for path in PRODUCT for name in imported(path) & PICKLES]
+    for path in PRODUCT:
+        calls = [ast.unparse(each) for each in ast.walk(parse(path)) if isinstance(each, ast.Call)]
+        found += [f"{path}: {each}" for each in calls if PICKLING.match(each)]
+
+    assert found == []
 
 
 def test_modules_do_not_import_each_other_in_a_ring() -> None:

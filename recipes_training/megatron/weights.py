@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +17,12 @@ from launcher.job.parameters import shapes
 from recipes_training.errors import CheckpointError
 from recipes_training.group import WorkerGroup
 from recipes_training.megatron.model import MegatronModel, is_expert
-from recipes_training.megatron.names import Piece, blocks, pieces
+from recipes_training.megatron.names import Piece, Place, blocks, pieces
 from recipes_training.weights.draw import draw_part
 from recipes_training.weights.export import make_config, write_model
 from recipes_training.weights.folder import open_weights
 from recipes_training.weights.tensors import Index, Part, find_gap
+from resilience.comm.json_objects import gather_json
 
 _Read = Callable[[str, Part], Tensor]
 
@@ -63,12 +64,11 @@ def export_model(
     is written. Rank 0 is sent one tensor after the other by the ranks that hold its parts.
     """
     parameters = dict(model.core.named_parameters())
-    told: list[Any] = [None] * group.world_size
-    dist.all_gather_object(told, (model.place, [*filter(_is_writer(model), parameters)]))
+    told = gather_json([asdict(model.place), [*filter(_is_writer(model), parameters)]])
     parts: dict[str, list[tuple[int, str, Piece]]] = {}
     for rank, (place, names) in enumerate(told):
         for name in names:
-            for piece in pieces(name, job.model, place):
+            for piece in pieces(name, job.model, Place(**place)):
                 parts.setdefault(piece.source, []).append((rank, name, piece))
     known = shapes(job.model)
     indices = {source: [piece.index for *_, piece in found] for source, found in parts.items()}

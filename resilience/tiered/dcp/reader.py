@@ -7,7 +7,7 @@ import io
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
+from resilience.comm.json_objects import gather_json
 from resilience.state.digest import flat_bytes
 from resilience.tiered.attempts import find_attempt
 from resilience.tiered.client import TieredClient
@@ -33,6 +34,7 @@ from resilience.tiered.dcp.metadata import METADATA, ItemPlace, decode_metadata
 from resilience.tiered.dcp.plain_items import check_plain
 from resilience.tiered.dcp.step_reader import StepReader
 from resilience.tiered.errors import FormatError, LostError, TierError
+from resilience.tiered.frames import describe_error, raise_error
 from resilience.tiered.lending import Loan
 from resilience.tiered.loader import COPIES_MAX, READ_TIMEOUT_S, newest_whole
 from resilience.tiered.shard import is_intact, num_pieces, pieces_of
@@ -157,21 +159,21 @@ class TieredReader(StepReader[ItemPlace]):
         """Return the newest step and its generation, as rank 0 has found them; a collective."""
         if self._no_dist or not (dist.is_available() and dist.is_initialized()):
             return self._find_newest()
-        told: list[Any] = [None]
+        told: Mapping[str, Any] = {}
+        failed: Exception | None = None
         is_first = dist.get_rank(self._group) == 0
         if is_first:
             try:
-                told = [self._find_newest()]
+                told = dict(zip(("step", "generation"), self._find_newest(), strict=True))
             except Exception as error:  # noqa: BLE001 - raised on all ranks
-                told = [error]
-        first = 0 if self._group is None else dist.get_global_rank(self._group, 0)
-        dist.broadcast_object_list(told, src=first, group=self._group)
-        if isinstance(told[0], Exception):
-            raise told[0]
+                told, failed = describe_error(error), error
+        told = gather_json(told, self._group)[0]
+        if failed:
+            raise failed
+        raise_error(told)
         if not is_first:
             self._heard_by_s = time.monotonic() + HEARD_TIMEOUT_S
-        step, generation = told[0]
-        return step, generation
+        return told["step"], told["generation"]
 
     def _find_newest(self) -> tuple[int, int]:
         newest = newest_whole(self._client)
