@@ -84,7 +84,7 @@ def _sentences() -> Iterator[str]:
     yield f"SIGKILL after `--term-deadline-s` ({PLAIN.term_deadline_s:g})"
     yield f"the run (default {PLAIN.max_restarts})"
     # Who is let in.
-    yield f"does not pass within {DOOR_S:g} s is hung up on"
+    yield f"that proves nothing within {DOOR_S:g} s is closed"
     yield f"At most {STRANGERS_MAX} connections may wait there, {ORIGIN_STRANGERS_MAX} from one"
 
 
