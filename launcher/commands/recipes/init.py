@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from launcher.composition.choice import nearest
 from launcher.errors import RecipeError
+from launcher.job.script.rules import find_entry_problem
 from launcher.paths import find_folders, shipped_folder
 
 _SLURM = """\
@@ -131,11 +133,16 @@ def _init_script(arguments: Sequence[str], start: Path) -> int:
     script = start / arguments[0]
     if not script.is_file():
         raise RecipeError(f"init --script {arguments[0]!r}: no such file; allowed: a script's file")
+    where = f"init --script {arguments[0]!r}"
+    if script.suffix != ".py" and not os.access(script, os.X_OK):
+        raise RecipeError(f"{where}: allowed: a Python script, NAME.py, or an executable file")
     _check_here(start)
     root, script = start.resolve(), script.resolve()
     folder = root if script.is_relative_to(root) else script.parent
     is_python = script.suffix == ".py"
     entry = str(script.relative_to(folder)) if is_python else str(script)
+    if problem := find_entry_problem(entry):
+        raise RecipeError(f"{where}: {problem}")
     name = f"{_as_name(folder.name)}/{_as_name(script.stem)}"
     text = _SCRIPT.format(
         name=name,

@@ -58,16 +58,23 @@ def _entry(trainer: ScriptTrainer) -> Iterator[str]:
     if trainer.module is not None:
         if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", trainer.module):
             yield f"trainer.entry {entry!r}: allowed behind -m: a module's name, as -m train.main"
-    elif re.search(r"\s", entry) or entry.startswith("-"):
-        yield (
-            f"trainer.entry {entry!r}: allowed: a file as train.py, -m and a module, or one "
-            "executable; the words behind it go to trainer.arguments, as a list"
-        )
+    elif problem := find_entry_problem(entry):
+        yield problem
     elif trainer.python and trainer.is_executable:
         yield (
             f"trainer.python {trainer.python!r} does not fit trainer.entry {entry!r}, an "
             "executable, which no Python reads; allowed: null"
         )
+
+
+def find_entry_problem(entry: str) -> str | None:
+    """Return why a file or executable cannot be an entry, None where it can."""
+    if entry.isprintable() and not (re.search(r"\s", entry) or entry.startswith("-")):
+        return None
+    return (
+        f"trainer.entry {entry!r}: allowed: a file as train.py, without blanks, -m and a module, "
+        "or one executable; the words behind it go to trainer.arguments, as a list"
+    )
 
 
 def _arguments(trainer: ScriptTrainer) -> Iterator[str]:

@@ -81,6 +81,12 @@ def test_a_recipe_that_init_writes_of_a_script_starts_it(tmp_path: Path) -> None
     assert again.out.startswith("left as it is: recipes/my_lab/train_it.yaml\n")
 
 
-@pytest.mark.parametrize("words", [("nope.py",), (), ("a.py", "b.py"), ("recipes",)])
+@pytest.mark.parametrize(
+    "words", [("nope.py",), (), ("a.py", "b.py"), ("recipes",), ("tr ain.py",), ("a.txt",)]
+)
 def test_init_of_no_script_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Nor of one that no recipe could start: nothing is written of it."""
+    for name in ("tr ain.py", "a.txt"):
+        (tmp_path / name).touch()
     assert "init --script" in refuse(tmp_path, "init", "--script", *words)
+    assert not (tmp_path / "recipes").exists()
