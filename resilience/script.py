@@ -74,7 +74,10 @@ def log(
     duration_s.
     """
     global _say, _owner
-    number = operator.index(step)
+    try:
+        number = operator.index(step)
+    except TypeError:
+        raise TypeError(f"step {step!r} is no whole number; allowed: 0, 1 and so on") from None
     if number < 0:
         raise ValueError(f"step {number} is less than 0")
     if _say is None or _owner != os.getpid():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -148,7 +149,8 @@ def test_a_process_that_is_forked_finds_its_own_listener(agent: Agent) -> None:
 @pytest.mark.parametrize(
     ("step", "values", "error", "words"),
     [
-        (1.5, {}, TypeError, "cannot be interpreted as an integer"),
+        (1.5, {}, TypeError, "step 1.5 is no whole number"),
+        (math.nan, {}, TypeError, "step nan is no whole number"),
         (-1, {}, ValueError, "step -1 is less than 0"),
         (1, {"loss": [1.0]}, TypeError, "loss is a list; want a number or text"),
         (1, {"rank": 0}, ValueError, "rank is the run's own"),
