@@ -63,15 +63,16 @@ def find_problem(patterns: Sequence[str]) -> str | None:
             groups = re.compile(pattern).groupindex
             parsed = importlib.import_module(_PARSER).parse(pattern)
         except (re.error, RecursionError, OverflowError) as error:
-            return f"{pattern!r} is no regular expression: {error}"
+            return f"'{pattern}' is no regular expression: {error}"
         if _have_nested_repeats(parsed):
-            return f"{pattern!r} has a repeat within a repeat, which can take for ever on a line"
+            return f"'{pattern}' has a repeat within a repeat, which can take for ever on a line"
         if kept := sorted(set(groups) & set(_KEPT_NAMES)):
-            return f"{pattern!r} has a group {kept[0]}, a name that the run keeps for itself"
+            return f"'{pattern}' has a group {kept[0]}, a name that the run keeps for itself"
         if not groups:
-            return f"{pattern!r} is none of {', '.join(NAMED)}, and has no group (?P<step>\\d+)"
+            return f"'{pattern}' is none of {', '.join(NAMED)}, and has no group (?P<step>\\d+)"
         has_step = has_step or "step" in groups
-    return None if has_step else f"no group (?P<step>\\d+) is in {', '.join(map(repr, patterns))}"
+    shown = "', '".join(patterns)
+    return None if has_step else f"no group (?P<step>\\d+) is in '{shown}'"
 
 
 def _have_nested_repeats(part: Any, depth: int = 0) -> bool:
