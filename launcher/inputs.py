@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def _lacking(job: Job) -> Iterator[str]:
 
 def _inputs(job: Job) -> Iterator[tuple[str, str, _Problem]]:
     if isinstance(job.trainer, ScriptTrainer):
-        yield from _inputs_of_script(job.trainer)
+        yield from _inputs_of_script(job.trainer, has_path="PYTHONPATH" in job.env)
     if job.model and job.model.weights is not None:
         yield "model.weights", job.model.weights, _problem_of_model
     if isinstance(job.data, Jsonl):
@@ -68,7 +69,9 @@ def _inputs(job: Job) -> Iterator[tuple[str, str, _Problem]]:
         yield "data.tokenizer", job.data.tokenizer, _problem_of_folder
 
 
-def _inputs_of_script(trainer: ScriptTrainer) -> Iterator[tuple[str, str, _Problem]]:
+def _inputs_of_script(
+    trainer: ScriptTrainer, *, has_path: bool
+) -> Iterator[tuple[str, str, _Problem]]:
     folder = Path(trainer.folder) if trainer.folder else Path.cwd()
     if trainer.folder:
         yield "trainer.folder", trainer.folder, _problem_of_folder
@@ -77,6 +80,9 @@ def _inputs_of_script(trainer: ScriptTrainer) -> Iterator[tuple[str, str, _Probl
     if not (trainer.python or trainer.is_executable):
         for module in trainer.preload:
             yield "trainer.preload", module, _problem_of_module
+        if trainer.module and not has_path:
+            find_module = partial(_problem_of_entry, module=trainer.module, folder=folder)
+            yield "trainer.entry", trainer.entry, find_module
     if trainer.is_executable:
         yield "trainer.entry", trainer.entry, partial(_problem_of_executable, folder=folder)
     elif not trainer.module and folder.is_dir():
@@ -96,6 +102,13 @@ def _problem_of_module(name: Path) -> str | None:
     if find_spec(str(name).partition(".")[0]):
         return None
     return "is no module of this Python; allowed: modules that it has, and [] for none"
+
+
+def _problem_of_entry(_: Path, module: str, folder: Path) -> str | None:
+    top = module.partition(".")[0]
+    if find_spec(top) or PathFinder.find_spec(top, [str(folder)]):
+        return None
+    return f"is no module of this Python, nor in {folder}; allowed: one that is, or trainer.python"
 
 
 def _problem_of_executable(name: Path, folder: Path = Path()) -> str | None:

@@ -106,6 +106,9 @@ def test_run_without_its_files_ends_before_anything_is_written(tmp_path: Path) -
         ({"python": "/no/python", "entry": "-m a"}, ("trainer.python '/no/python' is no executable "
          "here; allowed: a program on PATH, or its path")),
         ({"entry": "-m json.tool"}, None),
+        ({"entry": "-m beside.main"}, None),
+        ({"entry": "-m nosuch.main"}, ("trainer.entry '-m nosuch.main' is no module of this "
+         "Python, nor in {here}; allowed: one that is, or trainer.python")),
         ({"entry": "bash", "preload": ["nosuch"]}, None),
         ({"entry": "-m json.tool", "preload": ["nosuch.part"]}, ("trainer.preload 'nosuch.part' is "
          "no module of this Python; allowed: modules that it has, and [] for none")),
@@ -115,6 +118,7 @@ def test_a_script_that_is_not_there_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: dict[str, str], line: str | None
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "beside.py").touch()
     job = script_job(**trainer)
     if line is None:
         check_inputs(job)
