@@ -138,6 +138,8 @@ def _missing_message(error: MissingConfigException) -> str:
 def _hydra_message(error: Exception) -> str:
     cause = error.__cause__
     text = str(error).strip()
+    if mixed := _mixed_message(text, cause):
+        return mixed
     if found := re.search(r"Could not override '([^']+)'\. No match in the defaults list", text):
         return f"no group {found[1]!r} to override; {nearest(found[1], _GROUPS)}"
     if found := re.match(r"Could not override '([^']+)'", text):
@@ -172,6 +174,23 @@ def _hydra_message(error: Exception) -> str:
     if not text and cause is not None:
         return first_line(cause)
     return " ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+def _mixed_message(text: str, cause: BaseException | None) -> str | None:
+    """Say how to replace a list by a mapping, or the other way; None for any other error."""
+    if found := re.match(r"invalid literal for int\(\) with base 10: (.*)", text):
+        return f"no entry {found[1]} of a list, which has no names; give it whole, as KEY=[A,B]"
+    if not re.search(r"merge (DictConfig|ListConfig) with (List|Dict)Config", f"{text} {cause}"):
+        return None
+    why = "a list and a mapping do not merge"
+    if found := re.match(r"Error merging override (.*)", text, re.DOTALL):
+        override = shown_override(found[1])
+        key, _, value = override.lstrip("+").partition("=")
+        words = shlex.join([f"~{key}", f"+{key}={value}"])
+        return f"override {override!r}: {why}; to replace what the recipe has write {words}"
+    where = re.match(r"In '([^']+)'", text)
+    here = where[1] if where else "files"
+    return f"{here}: {why}; give the key in the form that its included files have"
 
 
 def _no_key_message(key: str, cause: BaseException | None) -> str:

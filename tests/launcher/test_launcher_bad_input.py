@@ -56,6 +56,9 @@ MISTYPED = [
     (["+env.A=a,b"],
      ("override '+env.A=(not shown)' names several values; for one text quote it: "
       "\"+env.A='VALUE'\"")),
+    (["trainer.optimizer=[1]"],
+     ("override 'trainer.optimizer=[1]': a list and a mapping do not merge; to replace what the "
+      "recipe has write '~trainer.optimizer' '+trainer.optimizer=[1]'")),
     (["cluster=slurm", "cluster.node_selector.a.b=c"], "no key 'cluster.node_selector.a.b'; "),
     (["--cfg", "job", "--resolve", "--package"], "--package has no value"),
     (["~trainer"], "no value for 'trainer.kind'; choose one with trainer=NAME"),

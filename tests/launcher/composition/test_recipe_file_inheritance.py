@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.launcher.command import launch, put
+from tests.launcher.command import launch, put, refuse
 from tests.launcher.shipped import ASKED_FOR, shipped_job
 
 HEAD = "# @package _global_\ndefaults:\n"
@@ -136,3 +136,22 @@ def test_a_recipe_sets_no_key_of_a_cluster(team: Path, text: str, keys: str) -> 
             "write a profile, conf/cluster/ours.yaml"
         )
         assert not (team / "runs").exists()
+
+
+def test_a_list_and_a_mapping_of_one_key_are_not_merged_without_a_word(team: Path) -> None:
+    size = "entry: train.py, folder: /code, num_nodes: 1, num_devices: 1"
+    arguments = f"trainer: {{{{{size}, arguments: {{}}}}}}\n"
+    write_recipe(team, "lists", ["/trainer: script", "/instance: cpu"], arguments.format("[a]"))
+    write_recipe(team, "both", ["lists"], arguments.format("{a: 1}"))
+
+    above = refuse(team, "recipe=both")
+    named = refuse(team, "recipe=lists", "trainer.arguments.a=1")
+    replaced = launch(
+        *("recipe=lists", "+recipe.version=1", "+recipe.schema=1"),
+        *("~trainer.arguments", "+trainer.arguments={a: 1}"),
+        folder=team,
+    )
+
+    assert "recipe/both: a list and a mapping do not merge; give the key in the form " in above
+    assert "no entry 'a' of a list, which has no names; give it whole, as KEY=[A,B]" in named
+    assert replaced.status == 0, replaced.err
