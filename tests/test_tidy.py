@@ -38,7 +38,7 @@ PACKAGES = ("launcher", "resilience", "recipes_training")
 LINES_MAX = 500
 FUNCTION_LINES_MAX = 60
 PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
-PICKLING = re.compile(r"[\w.]*(gather_object|_object_list)\(|torch\.load\((?!.*weights_only=True)")
+PICKLING = re.compile(r"(gather_object|_object_list)\(|torch\.load\((?!.*weights_only=True)")
 BANNED_MODULES = {
     "utils",
     "util",
@@ -96,8 +96,8 @@ def test_no_source_unpickles_bytes_of_another_process() -> None:
     """Collectives of objects pickle; `torch.load` may unpickle more than tensors and plain data."""
     found = [f"{path}: {name}" for path in PRODUCT for name in imported(path) & PICKLES]
     for path in PRODUCT:
-        calls = [ast.unparse(each) for each in ast.walk(parse(path)) if isinstance(each, ast.Call)]
-        found += [f"{path}: {each}" for each in calls if PICKLING.match(each)]
+        lines = path.read_text("utf-8").splitlines()
+        found += [f"{path}: {line}" for line in lines if PICKLING.search(line)]
 
     assert found == []
 

@@ -128,7 +128,6 @@ def test_what_is_no_agent_is_refused_by_its_first_bytes(data: bytes) -> None:
 
 
 def test_proof_for_a_daemon_is_none_for_an_agent() -> None:
-    assert AGENTS.derive_key(TOKEN) != DAEMONS.derive_key(TOKEN) != TOKEN.encode()
     acceptor, connector = door(connects=False), door(connects=True, kind=DAEMONS)
     with pytest.raises(DoorError, match="something else than an agent"):
         feed(acceptor, connector.opening)
@@ -138,9 +137,8 @@ def test_keys_are_those_of_rfc_5869() -> None:
     """Its third case, without a salt: the first 32 bytes need no further block."""
     secret = hmac.digest(bytes(32), b"\x0b" * 22, "sha256")
     assert secret.hex() == "19ef24a32c717b167f33a91d6f648bdf96596776afdb6377ac434c1c293ccb04"
-    kind = DoorKind(member="", magic=b"")
     key = "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d"
-    assert kind.derive_key("\x0b" * 22).hex() == key
+    assert DoorKind(member="", magic=b"").derive_key("\x0b" * 22).hex() == key
 
 
 def test_what_was_overheard_opens_nothing() -> None:
