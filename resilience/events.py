@@ -35,7 +35,7 @@ What a node agent writes:
     generation_opened (number, world_size), nodes_wait (reason, seconds),
     node_awaited (reason, seconds), worker_replaced (pid),
     fault_detected (reason, text, quiet_s), generation_broken (reason), generation_left (reason),
-    code_seen (folder, commit, is_dirty), step (of a program that prints its steps),
+    code_seen (folder, commit, is_dirty), step (printed; of a program that prints its steps),
     giving_up (reason), gave_up (reason),
     coordinator_replaced (node, lost), warning (text),
     service_lost (service, text), store_failing (store, text), store_well (store),

@@ -22,7 +22,7 @@ LINE_CHARACTERS_MAX = 512
 _DIGITS_MAX = 11
 _TEXT_MAX = 100
 _NUMBERS = ("epoch", "total", "step")
-_KEPT_NAMES = ("rank", "start", "duration_s")
+_KEPT_NAMES = ("rank", "start", "duration_s", "printed")
 """Fields of the event of a step that are the run's own."""
 _LOSS = r"(?:.*[ ,](?:train_)?loss(?:_step)?=(?P<loss>[^ ,\]]+))?"
 _BAR = r"(?P<step>\d+)/(?P<total>\d+) \["

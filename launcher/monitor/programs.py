@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from resilience.events import Event
@@ -32,6 +32,37 @@ def as_ours(event: Event, nodes: Sequence[str], workers_per_node: int) -> Iterat
                 yield replace(
                     event, event=name, node=node, rank=rank, generation=generation, fields={}
                 )
+
+
+def teller_of(step: Event) -> tuple[object, ...]:
+    """Return which rank has told a step, and whether by what it printed."""
+    return step.node, step.rank, bool(step.fields.get("printed"))
+
+
+def steps_once(events: Iterable[Event]) -> list[Event]:
+    """Return events with each step of a generation once, as the first rank has told it.
+
+    Several nodes may print the same steps, and a program may print those that it logs. Of a step
+    that is told again only values are taken that the first lacks.
+    """
+    found: list[Event] = []
+    places: dict[object, dict[int, int]] = {}
+    tellers: dict[object, object] = {}
+    for event in events:
+        generation, step = (event.fields.get("start"), event.generation), event.step
+        if event.event == "step" and step is not None:
+            known = places.setdefault(generation, {})
+            is_again = tellers.setdefault(generation, teller_of(event)) != teller_of(event)
+            if is_again and step <= max(known, default=-1):
+                if (place := known.get(step)) is not None:
+                    first = found[place]
+                    own = {name: each for name, each in first.fields.items() if each is not None}
+                    found[place] = replace(first, fields={**event.fields, **own})
+                continue
+            tellers[generation] = teller_of(event)
+            known[step] = len(found)
+        found.append(event)
+    return found
 
 
 def code_text(event: Event) -> str:

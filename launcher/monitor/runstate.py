@@ -17,7 +17,7 @@ from launcher.monitor.checkpoints import Checkpoint, newest_saved, next_checkpoi
 from launcher.monitor.duration import format_seconds
 from launcher.monitor.meeting import Meeting, next_meeting
 from launcher.monitor.phases import LOST, RECOVERY, STANDBY, last_phase, phase_after
-from launcher.monitor.programs import as_ours, code_text
+from launcher.monitor.programs import as_ours, code_text, teller_of
 from launcher.monitor.recoveries import (
     Generation,
     Recovery,
@@ -94,6 +94,10 @@ class RunState:
     lr: float | None = None
     recent: tuple[tuple[int, float], ...] = ()
     """(step number, seconds) of the newest steps that were reported."""
+    teller: tuple[object, ...] | None = None
+    """Who has told the newest step of the generation, of a program of a user's."""
+    valued_step: int = -1
+    """The newest step of the generation of which a loss is known."""
     stepped_at: float | None = None
     """When the newest step of this start was reported that was taken, in unix seconds."""
     failure: Event | None = None
@@ -312,6 +316,7 @@ def _next_generation(state: RunState, generation: int) -> RunState:
         return state
     # A program goes on from checkpoints of its own, and says itself how far that is.
     num_steps = state.num_steps if state.is_script else 0
+    state = replace(state, teller=None, valued_step=-1)
     return replace(state, workers={}, num_steps=num_steps, failure=None)
 
 
@@ -424,7 +429,16 @@ def _after_step(state: RunState, event: Event) -> RunState:
         return state
     # A program of a user's may tell loss and rate of some steps alone.
     loss, lr = (to_float(event.fields.get(name)) for name in ("loss", "lr"))
+    teller, is_valued = teller_of(event), loss is not None
+    is_again = state.is_script and state.teller not in (None, teller)
+    is_again = is_again and event.step < state.num_steps
+    if is_again and not (is_valued and event.step > state.valued_step):
+        return state
     loss, lr = state.loss if loss is None else loss, state.lr if lr is None else lr
+    first_loss = loss if state.first_loss is None or event.step == 0 else state.first_loss
+    if is_again:
+        # Its values alone are new: another rank has told it, or the program itself.
+        return replace(state, loss=loss, lr=lr, first_loss=first_loss, valued_step=event.step)
     seconds = to_float(event.fields.get("duration_s"))
     # The last step before a fault is written again after it, without a duration.
     recent, stepped_at = state.recent, state.stepped_at
@@ -437,7 +451,9 @@ def _after_step(state: RunState, event: Event) -> RunState:
         silent_nodes=frozenset(),
         late_batches={},
         num_steps=event.step + 1,
-        first_loss=loss if state.first_loss is None or event.step == 0 else state.first_loss,
+        first_loss=first_loss,
+        teller=teller,
+        valued_step=event.step if is_valued else state.valued_step,
         loss=loss,
         lr=lr,
         recent=recent[-_NUM_RECENT:],

@@ -13,7 +13,7 @@ from functools import reduce
 from launcher.job import Job
 from launcher.job.workload import ScriptTrainer
 from launcher.monitor.phases import CHECKPOINT, STARTING, TRAINING, phase_after
-from launcher.monitor.programs import as_ours
+from launcher.monitor.programs import as_ours, steps_once
 from launcher.monitor.recoveries import Recovery, seconds_lost
 from launcher.monitor.runstate import RunState, next_own_state, start_state, to_float
 from launcher.report.starts import Start, cut_starts
@@ -123,7 +123,7 @@ def build_record(job: Job, events: Sequence[Event]) -> RunRecord:
         # Its workers write nothing of themselves.
         nodes = list({event.node for event in events if event.event == "agent_started"})
         workers = job.trainer.workers_per_node
-        events = [each for event in events for each in as_ours(event, nodes, workers)]
+        events = [each for event in steps_once(events) for each in as_ours(event, nodes, workers)]
     state = reduce(next_own_state, events, start_state(job, nodes))
     starts: list[Start] = []
     spans: list[Span] = []

@@ -89,5 +89,5 @@ class StepFinder:
         if self._newest_s is not None:
             duration_s = (step.seen_s - self._newest_s) / (step.number - self._newest)
         self._newest, self._newest_s = step.number, step.seen_s
-        told = {**step.values, "duration_s": duration_s, "start": self._start}
+        told = {**step.values, "duration_s": duration_s, "start": self._start, "printed": True}
         self._write("step", step=step.number, rank=worker.rank, **told)

@@ -101,6 +101,51 @@ def test_a_report_has_what_the_program_tells(losses: dict[str, float]) -> None:
     assert "steps       3\n" in summary_text(record.state, None)
 
 
+def again(number: int, time: float, rank: int = 3, **fields: Any) -> Event:
+    """Return a step that another rank has told, or what rank 0 has printed."""
+    return event("step", time, rank, step=number, duration_s=1.0, **fields)
+
+
+@pytest.mark.parametrize(
+    ("steps", "curve", "last"),
+    [
+        pytest.param(
+            [told(1, 103.0, loss=3.0), again(1, 103.1, loss=3.0), told(2, 104.0, loss=2.0),
+             again(2, 104.1, loss=2.0)],
+            [(0, 3.0), (1, 2.0)], (2, 2.0), id="two-nodes",
+        ),
+        pytest.param(
+            [told(1, 103.0, loss=3.0), told(2, 104.0, loss=2.0), again(1, 105.0, loss=3.0),
+             again(2, 106.0, loss=2.0), told(3, 107.0, loss=1.0), again(3, 106.9, loss=1.0)],
+            [(0, 3.0), (1, 2.0), (2, 1.0)], (3, 1.0), id="one-behind",
+        ),
+        pytest.param(
+            [told(1, 103.0), told(2, 104.0), again(1, 103.5, 0, loss=3.0, printed=True),
+             told(3, 105.0), again(3, 105.5, 0, loss=2.0, printed=True)],
+            [(0, 3.0), (1, None), (2, 2.0)], (3, 2.0), id="logged-and-printed",
+        ),
+        pytest.param(
+            [told(7, 103.0, loss=3.0), again(7, 103.1, loss=3.0), *AGAIN,
+             told(5, 120.0, 1, loss=4.0)],
+            [(6, 3.0), (4, 4.0)], (5, 4.0), id="started-again",
+        ),
+        pytest.param(
+            [told(7, 103.0, loss=3.0), told(1, 104.0, loss=2.0)], [(6, 3.0), (0, 2.0)], (1, 2.0),
+            id="went-back-by-itself",
+        ),
+    ],
+)  # fmt: skip
+def test_a_step_that_several_tell_is_shown_once(
+    steps: list[Event], curve: list[tuple[int, float | None]], last: tuple[int, float]
+) -> None:
+    state = state_of([*BEGUN, *steps])
+    record = build_record(script_job(max_steps=None), [*BEGUN, *steps])
+
+    assert [(each.step, each.loss) for line in record.lines for each in line] == curve
+    assert len(record.lines) == 1 + (curve[-1][0] < curve[0][0])
+    assert (state.num_steps, state.loss) == last
+
+
 def test_a_program_that_told_no_steps_has_no_row_of_them() -> None:
     record = build_record(script_job(max_steps=None), BEGUN)
 
