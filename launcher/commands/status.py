@@ -156,8 +156,8 @@ def size_text(sight: Sight) -> str | None:
 def _steps(sight: Sight) -> str:
     state = sight.state
     if not state.steps_text:
-        return ""
-    parts = [state.steps_text]
+        return state.unmatched_text
+    parts = [state.steps_text, *filter(None, [state.unmatched_text])]
     if state.num_steps and state.loss is not None:
         parts.append(f"loss {state.loss:.4f}")
     is_running = sight.standing.phase is Phase.RUNNING and not state.is_deserted

@@ -33,7 +33,16 @@ LAUNCHER_NODE = "launcher"
 # Of all starts of a run.
 _KEPT = (
     *("recipe", "version", "max_steps", "nodes", "num_devices", "num_workers_wanted"),
-    *("keeps_state", "is_script", "log_every_n_steps", "num_steps", "first_loss", "loss", "tiers"),
+    *(
+        "keeps_state",
+        "is_script",
+        "awaits_lines",
+        "log_every_n_steps",
+        "num_steps",
+        "first_loss",
+        "loss",
+        "tiers",
+    ),
 )
 # Seconds per step is the mean of this many.
 _NUM_RECENT = 20
@@ -65,6 +74,8 @@ class RunState:
     """A new generation goes on with the state and the workers of the one before."""
     is_script: bool = False
     """The workers run a program of a user's."""
+    awaits_lines: bool = False
+    """Steps are looked for in what the program prints, and no line had one yet."""
     log_every_n_steps: int = 1
     code: Mapping[str, str] = field(default_factory=dict)
     """By node, the folder and commit of that program."""
@@ -252,6 +263,12 @@ class RunState:
         return f"{self.num_steps}{'' if self.max_steps is None else f' of {self.max_steps}'}"
 
     @property
+    def unmatched_text(self) -> str:
+        """Return that no line of a program that has begun was one of a step; empty for others."""
+        is_unmatched = self.awaits_lines and self.has_opened
+        return "trainer.progress matched no line" if is_unmatched else ""
+
+    @property
     def code_text(self) -> str:
         """Return where the program's code was; once where it was the same on all nodes."""
         return "; ".join(dict.fromkeys(self.code.values()))
@@ -269,6 +286,7 @@ def start_state(job: Job, nodes: Sequence[str]) -> RunState:
         num_workers_wanted=job.trainer.world_size,
         keeps_state=job.resilience.checkpointless is not None,
         is_script=isinstance(job.trainer, ScriptTrainer),
+        awaits_lines=isinstance(job.trainer, ScriptTrainer) and bool(job.trainer.progress),
         log_every_n_steps=job.trainer.steps_between_events,
     )
 
@@ -427,6 +445,8 @@ def _after_worker(state: RunState, event: Event, rank: int) -> RunState:
 def _after_step(state: RunState, event: Event) -> RunState:
     if event.step is None:
         return state
+    if event.fields.get("printed"):
+        state = replace(state, awaits_lines=False)
     # A program of a user's may tell loss and rate of some steps alone.
     loss, lr = (to_float(event.fields.get(name)) for name in ("loss", "lr"))
     teller, is_valued = teller_of(event), loss is not None

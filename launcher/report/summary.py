@@ -17,7 +17,7 @@ from launcher.report.account import Account, account_text
 def summary_text(state: RunState, report: Path | None, account: Account | None = None) -> str:
     """Return what a run came to: result, steps, loss, time, and where its files are."""
     rows = {
-        "steps": state.steps_text,
+        "steps": ", ".join(filter(None, (state.steps_text, state.unmatched_text))),
         "loss": loss_text(state.first_loss, state.loss),
         "faults": faults_text(state, state.recoveries, state.seconds_lost, state.wall_s),
         "tiers": checkpoints_text(state.tiers),

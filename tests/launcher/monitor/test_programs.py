@@ -146,6 +146,25 @@ def test_a_step_that_several_tell_is_shown_once(
     assert (state.num_steps, state.loss) == last
 
 
+@pytest.mark.parametrize(
+    ("progress", "steps", "words"),
+    [
+        ("transformers", [], "trainer.progress matched no line\n"),
+        ("transformers", [told(7, 110.0)], "7, trainer.progress matched no line\n"),
+        ("transformers", [told(7, 110.0, printed=True)], "7\n"),
+        (None, [], None),
+    ],
+)
+def test_a_pattern_that_no_line_has_matched_is_told(
+    progress: str | None, steps: list[Event], words: str | None
+) -> None:
+    start = start_state(script_job(max_steps=None, progress=progress), NODES)
+    state = reduce(next_state, [*BEGUN, *steps], start)
+
+    text = summary_text(state, None) + "\n"
+    assert (f"steps       {words}" in text) if words else ("steps" not in text)
+
+
 def test_a_program_that_told_no_steps_has_no_row_of_them() -> None:
     record = build_record(script_job(max_steps=None), BEGUN)
 
