@@ -218,6 +218,15 @@ def find_write_problem(folder: Path) -> str | None:
     return None
 
 
+def is_full(folder: Path) -> bool:
+    """Return whether the disk of a folder has no room but what root may keep; writes nothing."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    return disk.f_blocks > 0 and disk.f_bavail == 0
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
     partial = draft_of(path, str(os.getpid()))

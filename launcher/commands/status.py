@@ -22,6 +22,7 @@ from launcher.monitor.runstate import RunState
 from launcher.monitor.standing import JobStatus, Phase
 from launcher.monitor.standstill import standstill_text
 from launcher.monitor.storage import storage_text
+from launcher.rundir import is_full
 from resilience.run_record import RecordError, read_record, read_starts
 
 UNREACHABLE_STATUS = 1
@@ -56,7 +57,7 @@ def status_lines(sight: Sight) -> list[str]:
         "events": "; left out: ".join([_events_text(sight), *sight.left_out]),
         "left": _left(sight),
         "next": _next(sight),
-        "folder": str(run.path),
+        "folder": f"{run.path}{', whose disk is full' if is_full(run.path) else ''}",
     }
     lines = [f"{run.job.name}: {standing.phase.value}{why}"]
     return lines + [f"  {name:<8}  {text}" for name, text in rows.items() if text]

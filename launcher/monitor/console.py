@@ -20,6 +20,7 @@ from launcher.monitor.phases import FAILED
 from launcher.monitor.progress import open_display
 from launcher.monitor.runstate import LAUNCHER_NODE, next_state, start_state
 from launcher.monitor.storage import lost_step
+from launcher.rundir import is_full
 from launcher.terminal import drawing
 from resilience.events import Event, EventReader
 
@@ -38,6 +39,7 @@ class RunConsole:
         self._events = EventReader(events, keeps_open=True)
         self._paths = dict(logs)
         self._logs = {name: LogReader(path) for name, path in logs.items()}
+        self._folder = events.parent
         self._warnings: set[str] = set()
 
     @property
@@ -67,6 +69,9 @@ class RunConsole:
         """Read what is new and show it."""
         self._read_logs()
         self.read_events()
+        if is_full(self._folder):
+            what = "events and logs wait for room, and are lost where the run ends before"
+            self._warn(LAUNCHER_NODE, f"the disk of {self._folder} is full: {what}")
         self._display.show(self.state, time.time())
 
     def finish(self, failed_node: str | None) -> None:

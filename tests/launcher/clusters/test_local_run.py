@@ -22,6 +22,7 @@ from resilience.agent.options import parse_options
 from resilience.events import read_events
 from tests.disks import open_disk
 from tests.launcher.clusters.killed_worker import WORD
+from tests.launcher.command import launch
 from tests.launcher.local_job import local_job, run_scripts, write_run
 from tests.launcher.shipped import rendered
 from tests.processes import command_of, descendants, wait_for_end
@@ -426,6 +427,18 @@ def test_run_outlives_a_node_that_another_stood_in_for(tmp_path: Path) -> None:
         "exit_status": 0,
         "reason": "all nodes succeeded but node-1, without which the run went on",
     }
+
+
+def test_full_folder_of_a_run_that_goes_on_is_said_and_shown_by_status(tmp_path: Path) -> None:
+    """Its events have gaps, and it looks as if no step came."""
+    with open_disk(tmp_path / "disk", tmp_path / "image"):
+        run_dir = tmp_path / "disk" / "run"
+        for script, is_full in (("true", False), ("cat /dev/zero >fill; true", True)):
+            status, said = run_scripts(run_dir, script)
+            told = launch("status", str(run_dir), folder=tmp_path).out
+            assert status == 0
+            assert (f"[launcher] the disk of {run_dir} is full: events and" in said) == is_full
+            assert (f"  folder    {run_dir}, whose disk is full\n" in told) == is_full
 
 
 def test_full_folder_is_named_whichever_node_failed_for_it(tmp_path: Path) -> None:
