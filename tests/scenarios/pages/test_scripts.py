@@ -34,6 +34,14 @@ def test_first_run_is_as_the_page_says(tmp_path: Path) -> None:
     assert "lab/train version 1: finished\n  steps       3\n" in done.stdout
 
 
+def test_wrapper_of_the_page_names_the_newest_checkpoint(tmp_path: Path) -> None:
+    for step in (80, 120):
+        put(tmp_path / f"checkpoints/checkpoint-{step}/trainer_state.json", "")
+    (wrapper,) = (each for each in _blocks(PAGE, "sh") if "exec python" in each)
+    done = _type(f"LAUNCHER_RUN_DIR=.\n{wrapper.replace('exec python', 'echo')}", tmp_path)
+    assert done.stdout == "--resume_from_checkpoint ./checkpoints/checkpoint-120\n"
+
+
 @pytest.mark.parametrize("block", _blocks(PAGE, "yaml"))
 def test_each_part_of_a_recipe_is_taken(block: str) -> None:
     trainer = script_job(**yaml.safe_load(block)["trainer"]).trainer
