@@ -13,6 +13,7 @@ from pydantic import Field
 
 from launcher.job.fields import (
     AbsolutePath,
+    Cidr,
     Count,
     DnsLabel,
     DnsSubdomain,
@@ -163,6 +164,17 @@ class Toleration(Section):
     toleration_s: Whole | None = None
     """Seconds that a running pod stays once the taint is there, with effect NoExecute; null stays
     for good."""
+
+
+class NetworkPeer(Section):
+    """Other processes that may connect to the pods: by labels, or by their addresses."""
+
+    namespace_labels: dict[LabelKey, LabelValue] | None = None
+    """Labels of the namespaces that they run in; null is the job's own namespace, {} all."""
+    pod_labels: dict[LabelKey, LabelValue] | None = None
+    """Labels of their pods; null is all pods of these namespaces."""
+    cidr: Cidr | None = None
+    """Their addresses, as 10.0.0.0/8, instead of labels."""
 
 
 class PreferredNodes(Section):
@@ -341,6 +353,12 @@ class K8sCluster(Section):
     NoSchedule}]."""
     host_network: bool
     """Whether the pods use their nodes' network instead of one of their own."""
+    network_policy: bool
+    """Whether a NetworkPolicy lets the job's pods alone connect to each other; it does nothing with
+    host_network, and in a cluster whose network holds no policies."""
+    network_policy_from: tuple[NetworkPeer, ...]
+    """Further peers that may connect to the pods: [{namespace_labels: {name: monitoring}}] or
+    [{cidr: 10.0.0.0/8}]."""
     termination_grace_s: Count
     """Seconds from SIGTERM to SIGKILL of a pod; time to bring checkpoints to a store comes on
     top."""

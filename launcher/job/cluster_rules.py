@@ -105,6 +105,7 @@ def k8s_rules(job: JobContent) -> Iterator[str]:
     yield from _token_readers(cluster)
     for toleration in cluster.tolerations:
         yield from _toleration(toleration)
+    yield from _network_peers(cluster)
     paths = cluster.mount_paths()
     if job.resources.shm_gib or job.memoryd:
         paths.append("/dev/shm")
@@ -117,6 +118,15 @@ def k8s_rules(job: JobContent) -> Iterator[str]:
         yield f"cluster.volume_claims and cluster.host_paths mount {path!r} twice"
     for rule in cluster.run_policy.log_monitoring:
         yield from _log_rule(rule)
+
+
+def _network_peers(cluster: K8sCluster) -> Iterator[str]:
+    for number, peer in enumerate(cluster.network_policy_from):
+        if (peer.cidr is None) == (peer.namespace_labels is None and peer.pod_labels is None):
+            yield (
+                f"cluster.network_policy_from.{number} is no peer; allowed: cidr, or "
+                "namespace_labels, pod_labels or both"
+            )
 
 
 def _token_readers(cluster: K8sCluster) -> Iterator[str]:

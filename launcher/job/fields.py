@@ -9,6 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable
+from ipaddress import ip_network
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -148,6 +149,18 @@ Image = Annotated[
     ),
 ]
 OneLine = Annotated[str, AfterValidator(check_one_line)]
+
+
+def check_cidr(text: str) -> str:
+    """Return a text that names a network of addresses; raises ValueError."""
+    try:
+        ip_network(text)
+    except ValueError as error:
+        raise ValueError("allowed: a network of addresses, as 10.0.0.0/8") from error
+    return text
+
+
+Cidr = Annotated[str, AfterValidator(check_cidr)]
 TimeLimit = Annotated[str, BeforeValidator(_check_time_limit)]
 # Kubernetes and torch keep counts in 32 bits.
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]

@@ -28,7 +28,7 @@ _SIDECAR = "restartPolicy of an init container"
 SINCE = {"podFailurePolicy": 26, "backoffLimitPerIndex": 29, _SIDECAR: 29}
 """Fields of plain Jobs, and the N from which Kubernetes 1.N has each by default."""
 
-_OWNED = {"ConfigMap", "Service"}
+_OWNED = {"ConfigMap", "NetworkPolicy", "Service"}
 
 _OLD_SECRET_S = 30.0
 """How long the Secret of an earlier job of this name may take to go with it."""

@@ -7,7 +7,7 @@ templates take the others from the job itself. Order is fixed everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.clusters.k8s.sidecar import (
@@ -51,6 +51,8 @@ _KEPT_ON_THEIR_NODES = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
 }
+_OPERATOR_NAMESPACE = {"kubernetes.io/metadata.name": "aws-hyperpod"}
+"""Labels of the namespace in which HyperPod's training operator runs, which asks each pod."""
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _WORKER_MEMORY_GIB = 1
@@ -76,6 +78,7 @@ def manifest_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         "job_label": JOB_LABEL,
         # Those of an elastic run belong to several Jobs.
         "pod_label": JOB_LABEL if job.resilience.elastic else "job-name",
+        "network_peers": [*_network_peers(job, cluster)],
         "num_base_pods": num_base_pods(job, cluster),
         "has_copies": _has_copies(job, cluster),
         "notes": told,
@@ -102,6 +105,27 @@ def manifest_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         "elastic_policy": _elastic_policy(job),
         "log_rules": [_log_rule(rule) for rule in cluster.run_policy.log_monitoring],
     }
+
+
+def _network_peers(job: Job, cluster: K8sCluster) -> Iterator[dict[str, Any]]:
+    """Yield who may connect to the job's pods, as a NetworkPolicy has it."""
+    if not cluster.network_policy or cluster.host_network:
+        return
+    yield _peer(pods={JOB_LABEL: job.name})
+    if cluster.job_kind == "hyperpod":
+        yield _peer(namespaces=_OPERATOR_NAMESPACE)
+    for each in cluster.network_policy_from:
+        if each.cidr:
+            yield {"ipBlock": {"cidr": each.cidr}}
+        else:
+            yield _peer(namespaces=each.namespace_labels, pods=each.pod_labels)
+
+
+def _peer(
+    namespaces: Mapping[str, str] | None = None, pods: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    named = {"namespaceSelector": namespaces, "podSelector": pods}
+    return {key: {"matchLabels": _sorted(to)} for key, to in named.items() if to is not None}
 
 
 def _has_copies(job: Job, cluster: K8sCluster) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from launcher.clusters.k8s.manifest import render_k8s
 from launcher.clusters.k8s.values import efa_devices
 from launcher.errors import RecipeError
-from tests.launcher.k8s_job import KINDS, LARGE, TINY, at, documents, k8s_job, pod
+from tests.launcher.k8s_job import KINDS, LARGE, TINY, at, documents, k8s_job, pod, pod_of
 from tests.launcher.shipped import TEMPLATES, shipped_job
 
 POD_FIELDS = [
@@ -415,3 +415,27 @@ def test_library_of_aws_finds_the_pods_own_daemon(kind: str) -> None:
 
     host = "ai-toolkit-gossip-headless.aws-hyperpod.svc.cluster.local"
     assert found == [{"ip": "127.0.0.1", "hostnames": [host]}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_network_policy_lets_the_jobs_own_pods_and_named_peers_connect(kind: str) -> None:
+    peers = [{"namespace_labels": {}, "pod_labels": {"a": "b"}}, {"cidr": "10.0.0.0/8"}]
+    found = documents(k8s_job(kind, {"cluster.network_policy_from": peers}))
+    own = {"matchLabels": {"training-recipes/job": "llama3-tiny-pretrain"}}
+    operator = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "aws-hyperpod"}}
+    }
+
+    assert own["matchLabels"].items() <= pod_of(found["job"])["metadata"]["labels"].items()
+    assert found["NetworkPolicy"]["spec"] == {
+        "podSelector": own,
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [
+            {"podSelector": own},
+            *([operator] if kind == "hyperpod" else []),
+            {"namespaceSelector": {"matchLabels": {}}, "podSelector": {"matchLabels": {"a": "b"}}},
+            {"ipBlock": {"cidr": "10.0.0.0/8"}},
+        ]}],
+    }  # fmt: skip
+    for change in ({"cluster.network_policy": False}, {"cluster.host_network": True}):
+        assert "NetworkPolicy" not in documents(k8s_job(kind, change))
