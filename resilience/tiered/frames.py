@@ -117,7 +117,8 @@ class FrameSocket:
     def shut_down(self) -> None:
         """End whatever waits on this connection, in any thread."""
         with suppress(OSError):  # the other side was quicker
-            self.socket.shutdown(socket.SHUT_RDWR)
+            # Not TLS's own, which takes its state from under the thread that waits.
+            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the socket."""

@@ -121,7 +121,8 @@ class Listener:
             threads = list(self._open)
             for connection in self._open.values():
                 with suppress(OSError):
-                    connection.shutdown(how)
+                    # Not TLS's own, after which the rest would be sent in the clear.
+                    socket.socket.shutdown(connection, how)
         for thread in threads:
             thread.join(max(0.0, end_s - time.monotonic()))
 

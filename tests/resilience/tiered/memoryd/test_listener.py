@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,10 +13,17 @@ from pathlib import Path
 import pytest
 
 from resilience.runtime.door import AGENTS, NAME_BYTES, NONCE_BYTES, Door, DoorError
+from resilience.tiered.memoryd.listener import Listener, listen_at
 from resilience.tiered.memoryd.peer_house import pass_door
+from resilience.tiered.memoryd.peer_options import TlsFiles
 from tests.resilience.tiered.cluster import Cluster, make_cluster, wait_held
 from tests.resilience.tiered.daemons import LIMIT_S, MIB, make_content, make_id, save
-from tests.resilience.tiered.memoryd.test_peers import connect, knock, make_door
+from tests.resilience.tiered.memoryd.test_peers import (
+    connect,
+    knock,
+    make_certificates,
+    make_door,
+)
 from tests.tokens import write_token
 
 TOKEN = "a token that no stranger knows"
@@ -86,3 +94,31 @@ def test_two_daemons_find_each_other_through_a_flood(pair: Cluster) -> None:
         is_over.set()
         for each in floods:
             each.join()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_tls_encrypts_the_last_answer_of_a_daemon_that_ends(tmp_path: Path) -> None:
+    make_certificates(tmp_path, "a")
+    cert, key, ca = (tmp_path / each for each in ("a.pem", "a.key", "ca.pem"))
+    files = TlsFiles(cert=cert, key=key, ca=ca)
+    answer = secrets.token_bytes(4096)
+
+    def serve(accepted: socket.socket) -> None:
+        connection = files.make_context(is_server=True).wrap_socket(accepted, server_side=True)
+        listener.swap_connection(connection)
+        connection.sendall(b"ready")
+        socket.socket.recv(connection, 1)  # until the listener hangs up
+        connection.sendall(answer)
+
+    listener = Listener("test", serve, complaint="cannot accept", connections_max=1)
+    listening = listen_at("127.0.0.1", 0)
+    with knock(listening.getsockname()[1]) as client:
+        listener.start(listening)
+        tls = files.make_context(is_server=False).wrap_socket(client)
+        assert tls.recv(16) == b"ready"
+        listener.close()
+        with socket.socket(fileno=tls.detach()) as wire:
+            sent = b"".join(iter(lambda: wire.recv(1 << 16), b""))
+
+    assert len(sent) > len(answer)
+    assert answer not in sent
