@@ -47,13 +47,17 @@ def kube_config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def kube_with_pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The configuration of a cluster of two nodes, whose pods have this checkout at its place."""
+    """The configuration of a cluster of two nodes, whose pods have this checkout at its place.
+
+    The network of the first node holds to policies.
+    """
     folders = {str(ROOT), sys.base_prefix, sys.prefix}
     own = {
         "K8S_SHARE": " ".join(sorted(folders)),
         "K8S_IMAGE_PATH": f"{sys.prefix}/bin:/usr/bin:/bin",
     }
     with _cluster(tmp_path_factory.mktemp("pods"), num_nodes=2, **own) as config:
+        _sandbox("controllers", config.parent, "network-policies")
         yield config
 
 

@@ -43,6 +43,17 @@ spec:
 """
 
 
+KNOCK = """
+import socket, sys
+for port in (9201, 29500):
+    try:
+        socket.create_connection((sys.argv[1], port), 5)
+    except OSError as error:
+        print(port, error.strerror)
+"""
+STRANGER = ("--image=localhost/host:1", "--restart=Never", "--attach", "--rm", "--quiet")
+
+
 class Pods:
     """Runs of two pods on a cluster, and the folder of their claim."""
 
@@ -79,6 +90,14 @@ class Pods:
     def names(self, run: str) -> list[str]:
         return self.ask("get", "pods", f"--selector={JOB_LABEL}={run}", "--output=name").split()
 
+    def knock(self, run: str) -> list[str]:
+        """Have a pod of nobody's, on the other node, connect to the daemon and agent on n1."""
+        first = "--field-selector=spec.nodeName=n1", "--output=jsonpath={.items[0].status.podIP}"
+        address = self.ask("get", "pods", f"--selector={JOB_LABEL}={run}", *first)
+        place = '--overrides={"spec": {"nodeName": "n2"}}'
+        words = ("--command", "--", "python3", "-c", KNOCK, address)
+        return self.ask("run", "stranger", *STRANGER, place, *words).splitlines()
+
     def steps(self, run: str) -> list[int]:
         """Return the steps that were taken, without a last one before a fault, told again."""
         events = EventReader(self._claim / run / "events.jsonl").read_new()
@@ -112,6 +131,7 @@ def test_a_deleted_pod_is_replaced_and_no_step_is_lost(
     pods.submit("deleted")
     step = chance.randrange(STEPS_BEFORE)
     wait_until(lambda: any(each >= step for each in pods.steps("deleted")), RUN_S)
+    assert pods.knock("deleted") == ["9201 Connection refused", "29500 Connection refused"]
     pod = chance.choice(sorted(pods.names("deleted")))
     sys.stdout.write(f"{pod} is deleted after step {step}\n")
     pods.ask("delete", pod, "--wait=false")
