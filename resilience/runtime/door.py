@@ -66,7 +66,12 @@ DAEMONS = DoorKind("a checkpoint daemon", b"daemon 2")
 
 
 class DoorError(ValueError):
-    """The other end does not come in; the message says why."""
+    """The other end does not pass; the message says why."""
+
+    def __init__(self, problem: str, answer: bytes = b"") -> None:
+        super().__init__(problem)
+        self.answer = answer
+        """What may be sent before the connection ends; it says this side's version."""
 
 
 class Door:
@@ -98,7 +103,7 @@ class Door:
         """Take in at most `num_wanted` bytes, and return the answer; raises DoorError."""
         self._heard += data
         if not self._kind.magic.startswith(self._heard[:_MAGIC_BYTES]):
-            raise DoorError(self._kind.foreign)
+            raise DoorError(self._kind.foreign, b"" if self._connects else self._hello)
         if self._heard.startswith(self._name, _MAGIC_BYTES):
             raise DoorError("this process itself is there")
         if self.num_wanted:

@@ -261,6 +261,8 @@ class TcpTransport:
             return
         except (OSError, ValueError) as error:
             # Not an agent of ours, or one that is gone: to talk on would be guessing.
+            with suppress(OSError):
+                connection.socket.send(getattr(error, "answer", b""))
             self._lose(connection, _explain(error))
 
     def _knock(self, connection: _Connection, data: bytes) -> None:

@@ -24,7 +24,7 @@ from resilience.agent.connections.tcp_transport import (
 )
 from resilience.agent.connections.transport import Gone
 from resilience.comm.messages import encode
-from resilience.runtime.door import AGENTS, NAME_BYTES, NONCE_BYTES, Door
+from resilience.runtime.door import AGENTS, NAME_BYTES, NONCE_BYTES, Door, DoorError, DoorKind
 from tests.resilience.transports import LIMIT_S, TOKEN, Node, TcpWorld, say
 
 ROOT = str(Path(__file__).parents[4])
@@ -133,6 +133,19 @@ def test_garbage_behind_the_door_ends_that_connection(two: Pair, lines: list[byt
         two.settle_until_closed(friend)
 
         two.check_undisturbed("Came", "Gone")
+
+
+def test_agent_of_another_version_hears_which_version_is_there(two: Pair) -> None:
+    """So it can say why it does not join: code in a shared folder may change within a run."""
+    with two.stranger() as other:
+        other.sendall(b"agents 1".ljust(len(MAGIC) + NAME_BYTES + NONCE_BYTES))
+        told = two.settle_until_closed(other)
+    assert told.startswith(MAGIC)
+    door = Door(DoorKind("an agent", b"agents 1"), TOKEN, name=bytes(NAME_BYTES),
+                nonce=bytes(NONCE_BYTES), connects=True)  # fmt: skip
+    with pytest.raises(DoorError, match="something else than an agent of this version"):
+        door.feed(told)
+    two.check_undisturbed()
 
 
 def test_half_a_message_holds_nobody_up(two: Pair) -> None:
