@@ -30,6 +30,8 @@ SINCE = {"podFailurePolicy": 26, "backoffLimitPerIndex": 29, _SIDECAR: 29}
 
 _OWNED = {"ConfigMap", "NetworkPolicy", "Service"}
 
+_WITHOUT_POLICY = "nothing was created; cluster.network_policy=false leaves the NetworkPolicy out"
+
 _OLD_SECRET_S = 30.0
 """How long the Secret of an earlier job of this name may take to go with it."""
 _PAUSE_S = 1.0
@@ -55,9 +57,11 @@ def submit_k8s(run_dir: Path, job: Job) -> Submission:
         kubectl.ask("create", *files, "--dry-run=server")
         (created,) = objects.read_found(kubectl.create(base))
     except OutsideError as error:
-        if "already exists" not in str(error):
-            raise
-        raise OutsideError(f"{error}\n{_taken_text(kubectl, files)}") from error
+        if "already exists" in str(error):
+            raise OutsideError(f"{error}\n{_taken_text(kubectl, files)}") from error
+        if re.search("networkpolicies.* is forbidden", str(error)):
+            raise OutsideError(f"{error}\n{_WITHOUT_POLICY}") from error
+        raise
     owner = {each: str(created[each]) for each in ("apiVersion", "kind")}
     owner |= {each: str(created["metadata"][each]) for each in ("name", "uid")}
     try:

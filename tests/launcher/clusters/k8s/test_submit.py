@@ -157,6 +157,15 @@ def test_what_has_the_name_is_told_and_only_a_job_that_is_over_is_offered_for_re
     assert "delete job" not in text, "by its name, which another may have by then"
 
 
+def test_user_who_may_not_create_policies_hears_how_to_do_without(stand_in: Path) -> None:
+    words = 'networkpolicies.networking.k8s.io is forbidden: User "me" cannot create resource'
+    (stand_in / "existing").write_text(f"Error from server (Forbidden): {words}")
+
+    with pytest.raises(OutsideError, match=r"cluster\.network_policy=false leaves"):
+        submit(stand_in, k8s_job("job"))
+    assert created(stand_in) == []
+
+
 def test_what_exists_is_left_as_it_is(stand_in: Path) -> None:
     words = 'Error from server (AlreadyExists): configmaps "llama3-tiny-pretrain" already exists'
     (stand_in / "existing").write_text(words)
