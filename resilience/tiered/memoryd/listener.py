@@ -7,6 +7,7 @@ connection gets a thread after it. All this happens in the listener's one thread
 
 from __future__ import annotations
 
+import os
 import selectors
 import socket
 import threading
@@ -31,7 +32,10 @@ _LAST_WORDS_S = 1.0
 _PROOF_S = 5.0
 """How long a proof of the token may take."""
 _PROVING_MAX, _ORIGIN_PROVING_MAX = 256, 64
-"""So many connections may be about to prove it, and so many of one host."""
+"""So many connections may be about to prove it, and so many of one host.
+
+At most a quarter of the descriptors that the process may have: the others are for shards.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +80,8 @@ class Listener:
         self._strangers: set[threading.Thread] = set()
         self._waiting: dict[int, _Waiting] = {}
         """By descriptor, the oldest first; only for the listener's thread."""
-        self._places = Strangers(_PROVING_MAX, _ORIGIN_PROVING_MAX)
+        places_max = min(_PROVING_MAX, os.sysconf("SC_OPEN_MAX") // 4)
+        self._places = Strangers(places_max, _ORIGIN_PROVING_MAX)
         self._is_closing = threading.Event()
         self._selector = selectors.DefaultSelector()
         self._listening: socket.socket | None = None

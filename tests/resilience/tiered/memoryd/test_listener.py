@@ -7,7 +7,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -94,6 +94,21 @@ def test_two_daemons_find_each_other_through_a_flood(pair: Cluster) -> None:
         is_over.set()
         for each in floods:
             each.join()
+
+
+def test_strangers_leave_a_daemon_most_of_its_descriptors(pair: Cluster) -> None:
+    for each in pair.nodes.values():
+        each.start(before=["bash", "-c", 'ulimit -n 100; exec "$@"', "bash"])
+    with ExitStack() as strangers:
+        for number in range(1, 120):
+            address = ("127.0.0.1", pair.ports["a"])
+            stranger = socket.create_connection(address, LIMIT_S, (f"127.0.2.{number}", 0))
+            strangers.enter_context(stranger)
+        save(pair["a"].client(), make_id(), make_content(MIB))
+        wait_held(pair["b"], make_id())
+
+    pair["a"].end()
+    assert "Too many open files" not in pair["a"].outputs[-1]
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
