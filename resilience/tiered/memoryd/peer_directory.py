@@ -144,6 +144,14 @@ class Directory:
         """Note that a node is there."""
         self._peers[name].heard_s = self._clock()
 
+    def check_session(self, name: str) -> None:
+        """Raise RefusedError where no connection of a node counts, so that it connects anew.
+
+        One that came after this one has ended: the node would stay unseen until it has news.
+        """
+        if self._peers[name].session is None:
+            raise RefusedError("no connection of this node counts any more")
+
     @contextmanager
     def busy(self, name: str) -> Iterator[None]:
         """Let a node count as there within the block: it waits for this one."""

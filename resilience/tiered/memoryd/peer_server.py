@@ -52,7 +52,7 @@ class PeerSession:
         self._is_link = False
         self._is_over = False
         self._answers: dict[str, Callable[[Mapping[str, Any]], dict[str, Any] | None]] = {
-            "ping": lambda message: {},
+            "ping": self._ping,
             "inventory": self._inventory,
             "changes": self._changes,
             "notes": self._notes,
@@ -130,6 +130,12 @@ class PeerSession:
             reply = describe_error(error)
         if reply is not None:
             self._connection.send(reply, timeout_s=REPLY_TIMEOUT_S)
+
+    def _ping(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        del message
+        if self._is_link:
+            self._house.directory.check_session(self._peer)
+        return {}
 
     def _inventory(self, message: Mapping[str, Any]) -> dict[str, Any]:
         copies = read_copies(message.get("copies"), self._peer)

@@ -7,7 +7,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -17,9 +17,11 @@ from resilience.tiered.memoryd.listener import Listener, listen_at
 from resilience.tiered.memoryd.peer_house import pass_door
 from resilience.tiered.memoryd.peer_options import TlsFiles
 from tests.resilience.tiered.cluster import Cluster, make_cluster, wait_held
-from tests.resilience.tiered.daemons import LIMIT_S, MIB, make_content, make_id, save
+from tests.resilience.tiered.daemons import LIMIT_S, MIB, ask, make_content, make_id, save
+from tests.resilience.tiered.kept import wait_until
 from tests.resilience.tiered.memoryd.test_peers import (
     connect,
+    hello,
     knock,
     make_certificates,
     make_door,
@@ -109,6 +111,17 @@ def test_strangers_leave_a_daemon_most_of_its_descriptors(pair: Cluster) -> None
 
     pair["a"].end()
     assert "Too many open files" not in pair["a"].outputs[-1]
+
+
+def test_a_node_comes_back_after_another_with_its_name_has_left(pair: Cluster) -> None:
+    pair.start()
+    client = pair["a"].client(None)
+    wait_until(lambda: "b" in client.status()["nodes"])
+    with closing(connect(pair.ports["a"], TOKEN)) as other:
+        assert ask(other, hello(is_link=True))["node"] == "a"
+        assert "b" not in client.status()["nodes"]
+
+    wait_until(lambda: "b" in client.status()["nodes"])
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
