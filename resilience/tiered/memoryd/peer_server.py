@@ -184,7 +184,7 @@ class PeerSession:
         if known:
             try:
                 known.hear(self._peer, notes)
-            except (TypeError, AttributeError) as error:
+            except (TypeError, AttributeError, OverflowError) as error:
                 raise ValueError(f"no notes: {error}") from error
         return {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import shutil
 import socket
@@ -16,6 +17,7 @@ from resilience.runtime.door import AGENTS, NAME_BYTES, NONCE_BYTES, Door, DoorE
 from resilience.tiered.memoryd.listener import Listener, listen_at
 from resilience.tiered.memoryd.peer_house import pass_door
 from resilience.tiered.memoryd.peer_options import TlsFiles
+from resilience.tiered.memoryd.peer_wire import write_id
 from tests.resilience.tiered.cluster import Cluster, make_cluster, wait_held
 from tests.resilience.tiered.daemons import LIMIT_S, MIB, ask, make_content, make_id, save
 from tests.resilience.tiered.kept import wait_until
@@ -122,6 +124,17 @@ def test_a_node_comes_back_after_another_with_its_name_has_left(pair: Cluster) -
         assert "b" not in client.status()["nodes"]
 
     wait_until(lambda: "b" in client.status()["nodes"])
+
+
+def test_a_number_without_end_is_refused(pair: Cluster, tmp_path: Path) -> None:
+    pair["a"].start("--store", f"folder:{tmp_path / 'store'}")
+    with closing(connect(pair.ports["a"], TOKEN)) as link:
+        ask(link, hello(is_link=True))
+        copy = [*write_id(make_id()), 1, "digest", 10, 0, 0]
+        notes = {"runs": {}, "used": [], "sendings": [], "bad": [], "stored": [copy]}
+        reply = ask(link, {"op": "notes", "notes": {**notes, "numbers": [math.inf]}})
+
+    assert reply["error"] == "invalid"
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
