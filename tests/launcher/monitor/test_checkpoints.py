@@ -17,11 +17,10 @@ from launcher.monitor.checkpoints import (
 )
 from launcher.monitor.progress import render_line
 from launcher.report import summary_text
-from launcher.report.page import build_page, summary_rows
+from launcher.report.page import summary_rows
 from launcher.report.record import RunRecord, build_record
 from resilience.events import Event
 from tests.launcher.local_job import local_job
-from tests.launcher.report.test_report import figures_in
 from tests.launcher.run_events import all_ranks, event, on_node, step_event, tiered_run, whole_run
 
 TEXT = (
@@ -36,38 +35,6 @@ def record_of(events: Sequence[Event]) -> RunRecord:
 
 def checkpoints_of(events: Sequence[Event]) -> tuple[Checkpoint, ...]:
     return reduce(next_checkpoints, events, ())
-
-
-def marks(events: Sequence[Event]) -> dict[str, list[tuple[float, str]]]:
-    """Return the marks of the row of checkpoints, by name."""
-    timeline = figures_in(build_page(record_of(events), [], b"packed"))["timeline"]
-    first_row = timeline["layout"]["yaxis"]["categoryarray"][0]
-    assert (first_row == "checkpoints") == bool(record_of(events).state.tiers)
-    return {
-        trace["name"]: list(zip(trace["x"], trace["text"], strict=True))
-        for trace in timeline["data"]
-        if trace["type"] == "scatter"
-    }
-
-
-def test_time_line_shows_what_became_of_each_checkpoint() -> None:
-    assert marks(tiered_run()) == {
-        "checkpoint taken": [
-            (5.5, "checkpoint of step 1: 1.5 MB in 0.4 s on rank 0"),
-            (7.5, "checkpoint of step 3: 2.0 MB in 0.5 s on rank 0"),
-        ],
-        "checkpoint failed": [(6.5, "checkpoint of step 2 failed: no room")],
-        "checkpoint loaded": [
-            (
-                9.3,
-                (
-                    "step 3 loaded from own memory and memory of node-1: 8.0 MB in 0.25 s, "
-                    "bad copies left out: 1"
-                ),
-            )
-        ],
-    }
-    assert marks(whole_run()) == {}
 
 
 def test_summary_says_how_many_and_the_newest() -> None:

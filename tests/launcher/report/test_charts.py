@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from launcher.report.charts import NUM_RANKS_MAX, loss_chart, thin, timeline_chart
 from launcher.report.record import RunRecord, Step, build_record
 from resilience.events import Event
-from tests.launcher.run_events import event, faulty_run, on_node, step_event
+from tests.launcher.run_events import event, faulty_run, on_node, step_event, tiered_run
 from tests.launcher.shipped import shipped_job
 
 JOB = shipped_job("llama/llama3_tiny_checkpointless", "local")
@@ -55,6 +55,26 @@ def test_time_line_marks_faults_and_shows_who_recovers() -> None:
         ("training", 13.0, 17.0),
         ("idle", 17.0, 20.0),
     ]
+
+
+def test_time_line_shows_what_became_of_each_checkpoint_in_a_row_of_its_own() -> None:
+    tiered, plain = (timeline_chart(record_of(events)) for events in (tiered_run(), faulty_run()))
+    marks = [each for each in tiered["data"] if each["type"] == "scatter"]
+
+    assert tiered["layout"]["yaxis"]["categoryarray"][0] == "checkpoints"
+    assert [(each["name"], each["x"], each["text"]) for each in marks] == [
+        ("checkpoint taken", [5.5, 7.5], [
+            "checkpoint of step 1: 1.5 MB in 0.4 s on rank 0",
+            "checkpoint of step 3: 2.0 MB in 0.5 s on rank 0",
+        ]),
+        ("checkpoint failed", [6.5], ["checkpoint of step 2 failed: no room"]),
+        ("checkpoint loaded", [9.3], [(
+            "step 3 loaded from own memory and memory of node-1: 8.0 MB in 0.25 s, "
+            "bad copies left out: 1"
+        )]),
+    ]  # fmt: skip
+    assert "checkpoints" not in plain["layout"]["yaxis"]["categoryarray"]
+    assert "scatter" not in {each["type"] for each in plain["data"]}
 
 
 def test_time_line_of_many_ranks_shows_those_that_failed() -> None:

@@ -57,6 +57,12 @@ def test_agents_word_is_for_one_worker(page: Page) -> None:
     assert page.read(1) == page.read(0)
 
 
+@pytest.mark.parametrize("slot", [-1, NUM_SLOTS])
+def test_slot_that_there_is_none_of_is_not_another_workers(page: Page, slot: int) -> None:
+    with pytest.raises(IndexError, match=f"slot {slot} of 3"):
+        page.beat(slot)
+
+
 def test_cleared_slot_shows_nothing(page: Page) -> None:
     page.mark(0, 7, Activity.UPDATE)
     page.beat(0)

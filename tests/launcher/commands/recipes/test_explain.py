@@ -313,7 +313,7 @@ def test_no_secret_is_shown_and_nothing_is_taken_from_the_machine(
 ) -> None:
     monkeypatch.setenv("CANARY", SECRET)
     (tmp_path / "conf" / "cluster").mkdir(parents=True)
-    profile = f"defaults: [slurm, _self_]\npassword: {SECRET}\n"
+    profile = f"defaults: [slurm, _self_]\npassword: {SECRET}\ntoken: {SECRET}\n"
     (tmp_path / "conf" / "cluster" / "ours.yaml").write_text(profile)
     (tmp_path / "mine.yaml").write_text(
         "# @package _global_\n"
@@ -328,7 +328,7 @@ def test_no_secret_is_shown_and_nothing_is_taken_from_the_machine(
         "  G: env\n"
         "  H: '\\\\${oc.env:CANARY}'\n"
     )
-    arguments = ("recipe=mine.yaml", f"+vault.password={SECRET}")
+    arguments = ("recipe=mine.yaml", f"+vault.password={SECRET}", "cluster.token=null")
 
     for options in (("--all",), ("--all", "--json")):
         ended = launch("explain", *arguments, *options, folder=tmp_path)

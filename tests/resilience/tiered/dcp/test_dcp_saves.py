@@ -293,12 +293,12 @@ def test_checkpoint_id_names_the_step_and_the_metadata_says_who_saved(daemon: Da
         dcp.save(state, checkpoint_id=name, storage_writer=writer, no_dist=True)
     state = {"a": torch.zeros(4)}
     dcp.load(state, checkpoint_id=Path("run/1"), storage_reader=reader, no_dist=True)
-    metas = [TieredReader(client, step=2).read_metadata().storage_meta for _ in range(2)]
+    first, *metas = (TieredReader(client, step=n).read_metadata().storage_meta for n in (1, 2, 2))
 
     assert state["a"][0] == 1.0
     assert (writer.checkpoint_id, reader.checkpoint_id) == ("run/2", "run/1")
     assert {each.checkpoint_id for each in metas} == {"run/2"}
-    assert {each.save_id for each in metas} == {writer.storage_meta().save_id}
+    assert {each.save_id for each in metas} == {writer.storage_meta().save_id} != {first.save_id}
     assert len({each.load_id for each in metas} - {None}) == 2
     assert TieredWriter.validate_checkpoint_id("run/2")
     assert not TieredReader.validate_checkpoint_id("run/newest")
