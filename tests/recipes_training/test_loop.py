@@ -7,6 +7,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
@@ -14,6 +15,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from recipes_training.loop import Loop
 from recipes_training.steps.watch import RunWatch
 from tests.recipes_training.groups import make_group
+from tests.recipes_training.jobs import make_job
 
 
 class Members:
@@ -76,3 +78,11 @@ def test_last_state_is_named_only_where_every_rank_has_seen_its_part_saved(
 
     with ThreadPoolExecutor(2) as ranks:
         assert list(ranks.map(save, range(2))) == [words] * 2
+
+
+def test_a_generation_begins_without_what_an_aborted_step_has_left() -> None:
+    loop: Any = Mock(_job=make_job(), _make_group=lambda _: make_group(), progress=Mock(step=5))
+
+    Loop.run(loop, Mock(is_last=True))
+
+    assert loop._trainer.mock_calls == [call.discard(), call.settle()]
