@@ -130,24 +130,25 @@ def _init_script(arguments: Sequence[str], start: Path) -> int:
     """Write a recipe of a script into the folder `start`."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise RecipeError("init --script takes one file, as init --script train.py")
-    script = start / arguments[0]
+    where, script = f"init --script {arguments[0]!r}", (start / arguments[0]).resolve()
     if not script.is_file():
-        raise RecipeError(f"init --script {arguments[0]!r}: no such file; allowed: a script's file")
-    where = f"init --script {arguments[0]!r}"
+        raise RecipeError(f"{where}: no such file; allowed: a script's file")
     if script.suffix != ".py" and not os.access(script, os.X_OK):
         raise RecipeError(f"{where}: allowed: a Python script, NAME.py, or an executable file")
     _check_here(start)
-    root, script = start.resolve(), script.resolve()
-    folder = root if script.is_relative_to(root) else script.parent
-    is_python = script.suffix == ".py"
-    entry = str(script.relative_to(folder)) if is_python else str(script)
+    folder = start.resolve() if script.is_relative_to(start.resolve()) else script.parent
+    entry = str(script.relative_to(folder) if script.suffix == ".py" else script)
     if problem := find_entry_problem(entry):
         raise RecipeError(f"{where}: {problem}")
     name = f"{_as_name(folder.name)}/{_as_name(script.stem)}"
+    path, quoted = start / f"recipes/{name}.yaml", json.dumps(entry)
+    there = path.read_text("utf-8", "replace") if path.is_file() else quoted
+    if quoted not in there and f"entry: {entry}" not in there:
+        raise RecipeError(f"{where}: {path} is there, with another entry; rename it, or the script")
     text = _SCRIPT.format(
         name=name,
         description=json.dumps(f"{script.name}, as it is"),
-        entry=json.dumps(entry),
+        entry=quoted,
         folder=json.dumps(str(folder)),
     )
     _write(start, f"recipes/{name}.yaml", text)
@@ -174,9 +175,8 @@ def _write(start: Path, name: str, text: str) -> None:
     path = start / name
     path.parent.mkdir(parents=True, exist_ok=True)
     is_new = _write_new(path, text)
-    there = "" if is_new or not path.is_file() else path.read_text("utf-8", "replace")
-    found_kind = _KIND.search(there)
-    of_kind = f", for {found_kind[1]}" if found_kind else ""
+    kind = not is_new and path.is_file() and _KIND.search(path.read_text("utf-8", "replace"))
+    of_kind = f", for {kind[1]}" if kind else ""
     sys.stdout.write(f"{'wrote' if is_new else 'left as it is:'} {name}{of_kind}\n")
 
 

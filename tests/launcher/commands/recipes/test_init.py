@@ -79,6 +79,9 @@ def test_a_recipe_that_init_writes_of_a_script_starts_it(tmp_path: Path) -> None
     assert (job["trainer"]["entry"], job["trainer"]["folder"]) == ("src/train-it.py", str(folder))
     again = launch("init", "--script", "src/train-it.py", folder=folder)
     assert again.out.startswith("left as it is: recipes/my_lab/train_it.yaml\n")
+    (folder / "train_it.py").touch()
+    said = refuse(folder, "init", "--script", "train_it.py")
+    assert "recipes/my_lab/train_it.yaml is there, with another entry" in said
 
 
 @pytest.mark.parametrize(
