@@ -152,12 +152,12 @@ def _explain(said: JobStatus, run: RunFolder, job_id: str) -> JobStatus:
     if status == _ASKED_STATUS or (was_asked and (goes_on or not node)):
         return said
     if was_asked:
-        why = "" if status is None else f"exit status {status}"
-        said = replace(said, phase=Phase.FAILED, why=why)
+        said = replace(said, phase=Phase.FAILED, why=f"exit status {status}" if status else "")
     if status is None:
         return said if goes_on else replace(said, cause=f"the agent of {node} was killed")
     logs = sorted(run.path.glob(f"logs/slurm-{job_id}.*.{glob.escape(node)}.log"))
-    words = last_words(read_tail(logs[-1])) if logs else ""
+    tail = read_tail(logs[-1]) if logs else []
+    words = last_words(tail) or "".join(tail[-1:])
     return replace(said, words=f"{node}: {words}" if words else last_words(lines))
 
 

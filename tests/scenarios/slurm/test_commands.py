@@ -187,17 +187,14 @@ def test_script_that_fails_says_why_first(slurm: Slurm, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        pytest.param(
+        (
             ("trainer.entry=-m nosuch", f"cluster.python={sys.executable}"),
             ": argument -m: no module 'nosuch' for 'nosuch'; want one that Python finds here",
-            id="agents-refuse",
         ),
-        pytest.param(
-            ("cluster.python=STAND_IN", "+env.STAND_IN=die on the second node"),
-            "the agent of n2 was killed",
-            id="agent-killed",
-        ),
+        (("cluster.python=STAND_IN", "+env.STAND_IN=die on the second node"), "n2 was killed"),
+        (("cluster.python=/no/python",), ": No such file or directory"),
     ],
+    ids=["agents-refuse", "agent-killed", "no-python"],
 )
 def test_agent_that_ends_a_job_is_its_first_error(
     slurm: Slurm, tmp_path: Path, words: tuple[str, ...], error: str
@@ -217,9 +214,8 @@ def test_agent_that_ends_a_job_is_its_first_error(
 
     assert status.startswith("torch-ddp: failed: ")
     assert error in status
-    first = [line for line in logs if line.startswith("first error: ")]
-    assert len(first) == 1
-    assert error in first[0]
+    (first,) = [line for line in logs if line.startswith("first error: ")]
+    assert error in first
 
 
 def test_run_that_waits_is_taken_out_of_the_queue(slurm: Slurm, tmp_path: Path) -> None:
