@@ -51,7 +51,7 @@ def _check_value(value: Any) -> Any:
 def _check_word(value: Any) -> str:
     text = to_text(value)
     if not isinstance(text, str):
-        raise ValueError(_ALLOWED)  # noqa: TRY004  pydantic tells of no other
+        raise ValueError(f"the value {value!r}; {_ALLOWED}")  # noqa: TRY004  pydantic's own
     return check_no_nul(text)
 
 

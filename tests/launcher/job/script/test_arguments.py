@@ -60,6 +60,7 @@ def test_lists_are_words() -> None:
     ]  # fmt: skip
     assert argument_words(words, "key=value", "value") == list(words)
     assert script_job(arguments=["--n", 1.5, True]).trainer.arguments == ("--n", "1.5", "true")
+    assert "the value None; allowed: " in refused(trainer__arguments={"a": 1, "b": [2, None]})[0]
 
 
 @pytest.mark.parametrize(
