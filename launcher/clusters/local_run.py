@@ -221,6 +221,11 @@ def run_nodes(
         outcome = Outcome(1, "the launcher failed")
         try:
             outcome = _watch(job, nodes, signals, shown, events, on_started)
+            is_other = is_other_run(run_dir, nodes.run_id)
+            if is_other or not log.exists():
+                what = f"the run's folder {run_dir} was removed, renamed or replaced while it ran"
+                outcome = Outcome(1, what)
+                shown.say(what)
         finally:
             _write_event(
                 events,
@@ -229,11 +234,6 @@ def run_nodes(
                 exit_status=outcome.exit_status,
                 reason=outcome.reason,
             )
-        is_other = is_other_run(run_dir, nodes.run_id)
-        if is_other or not log.exists():
-            reason = f"the run's folder {run_dir} was removed, renamed or replaced while it ran"
-            outcome = Outcome(1, reason)
-            shown.say(reason)
         if outcome.exit_status == 0:
             # A node that had left, or was killed, keeps its own for a start that may follow.
             remove_arenas(run_dir)

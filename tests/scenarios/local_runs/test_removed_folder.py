@@ -71,7 +71,7 @@ def test_run_without_its_folder_saves_its_state_says_so_and_ends(
 
         assert process.wait(LIMIT_S) == 1
         said = console.read_text()
-        assert f"the run's folder {run} was removed, renamed or replaced while it ran\n" in said
+        assert f"exit status 1: the run's folder {run} was removed, renamed or replaced" in said
         assert "make room" not in said
         saved = said.partition("newest of step ")[2].partition(" ")[0]
         assert int(saved) > 20, said
