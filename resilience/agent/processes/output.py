@@ -228,9 +228,7 @@ class Output:
             self.console.say(f"waits up to {patience_s:g} s for {folder} to take {num_lines} lines")
         for kind, close in (("events", self._events.close), ("lines of workers", self.logs.close)):
             if num_lines := close(start_s + patience_s):
-                self.console.say(
-                    f"{num_lines} {kind} are lost: {folder} took nothing for {patience_s:g} s"
-                )
+                self.console.say(f"{num_lines} {kind} are lost: {folder} took none of them")
         self.console.close()
 
 

@@ -180,7 +180,7 @@ def test_events_that_could_not_be_written_are_counted_in_the_last_words(tmp_path
     output.close(0.1)
 
     said = capfd.readouterr().err
-    assert f"resilience.agent n0: 3 events are lost: {tmp_path} took nothing for 0.1 s\n" in said
+    assert f"resilience.agent n0: 3 events are lost: {tmp_path} took none of them\n" in said
     # Its thread can end now.
     found = b""
     while found.count(b"generation_opened") < 3:
