@@ -111,8 +111,7 @@ class LogFolder:
 
     def close(self, deadline_s: float) -> int:
         """Write what waits until then; returns how many lines are not written."""
-        num_left = self._writer.close(deadline_s)
-        if not num_left:
+        if not (num_left := self._writer.close(deadline_s)):
             self._close_files()
         return num_left
 

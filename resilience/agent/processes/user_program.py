@@ -58,8 +58,7 @@ def _interpret(command: Sequence[str]) -> NoReturn:
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
     # Lines are seen when they are printed, as of a program under PYTHONUNBUFFERED.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    run = _find_run(command, main)
-    status = 0
+    run, status = _find_run(command, main), 0
     try:
         run()
     except SystemExit as stop:

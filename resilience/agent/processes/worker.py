@@ -26,6 +26,10 @@ from resilience.comm.messages import (
 _MESSAGE_BYTES = 1 << 16
 _WORDS_MAX = 500
 _WORD = re.compile(rb"[\w\x80-\xff]")
+# torch may begin each line of a traceback with the worker's rank.
+_FRAME = re.compile(rb"(\[rank\d+\]:)?\s\s")
+_NUM_AFTER_MAX = 16
+"""Of an exception's further lines, and of what libraries say while the process ends."""
 _ENDED_STATES = ("Z", "X")
 
 
@@ -70,6 +74,8 @@ class Worker:
     text: str = ""
     """Why there never was a process."""
     last_words: str = ""
+    num_after: int = _NUM_AFTER_MAX
+    """Lines of its stderr since the last traceback; -1 within one."""
     """The last line of its errors that is no ruler."""
     has_lost_peer: bool = False
     """Whether its errors speak of a connection that a peer has closed."""
@@ -184,11 +190,9 @@ class Worker:
             self.killed_s = min(self.killed_s, time.monotonic())
         if self.pid > 0 and not self.is_ended:
             for kill in (os.killpg, os.kill):
-                try:
+                with suppress(ProcessLookupError, PermissionError):
                     kill(self.pid, number)
-                except (ProcessLookupError, PermissionError):
-                    continue
-                return
+                    return
 
     def state(self) -> str:
         """Return the letter of the process's state (T is stopped), empty for one that is gone."""
@@ -201,10 +205,14 @@ class Worker:
 
     def note_errors(self, lines: Sequence[bytes]) -> None:
         """Keep of what the worker has written to its stderr what tells of its end."""
-        gloo = CLOSED_CONNECTION.encode()
-        self.has_lost_peer = self.has_lost_peer or any(gloo in line for line in lines)
-        if words := [line for line in lines if _WORD.search(line)]:
-            self.last_words = words[-1].strip().decode(errors="replace")[:_WORDS_MAX]
+        self.has_lost_peer |= any(CLOSED_CONNECTION.encode() in line for line in lines)
+        for line in filter(_WORD.search, lines):
+            if b"Traceback (most recent call last):" in line:
+                self.num_after = -1
+            elif self.num_after >= 0 or not _FRAME.match(line):
+                self.num_after += 1
+            if not 0 < self.num_after <= _NUM_AFTER_MAX:
+                self.last_words = line.strip().decode(errors="replace")[:_WORDS_MAX]
 
     def take_turn(self) -> None:
         """Let a spare that has warmed up behind everybody else run as all others do."""
@@ -232,10 +240,9 @@ class Worker:
 
 def state_of(folder: Path) -> str:
     """Return the letter of a process's or a thread's state, empty for one that is gone."""
-    try:
+    with suppress(OSError):
         return (folder / "stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+    return ""
 
 
 def describe_status(status: int) -> str:

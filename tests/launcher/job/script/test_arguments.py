@@ -55,9 +55,7 @@ def test_lists_are_words() -> None:
     """As a value they follow their key, and in the place of the mapping they are all words."""
     words = ("--lr", "3e-4", "a b")
 
-    assert argument_words({"betas": ("0.9", "0.99")}, "--key value", "flag") == [
-        "--betas", "0.9", "0.99",
-    ]  # fmt: skip
+    assert argument_words({"b": ("1", "2")}, "--key value", "flag") == ["--b", "1", "2"]
     assert argument_words(words, "key=value", "value") == list(words)
     assert script_job(arguments=["--n", 1.5, True]).trainer.arguments == ("--n", "1.5", "true")
     assert "the value None; allowed: " in refused(trainer__arguments={"a": 1, "b": [2, None]})[0]

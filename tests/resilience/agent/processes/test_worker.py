@@ -40,7 +40,9 @@ def test_only_a_process_with_another_shard_than_its_own_ends_as_planned(
 
 
 def test_last_words_are_the_last_line_with_words(worker: Worker) -> None:
-    """A torchrun that a worker starts draws a line below what it says."""
+    """A torchrun that a worker starts draws a line below what it says. Or an exception's first."""
     worker.note_errors([b"Root Cause", b"  Signal 9 (SIGKILL) received", b"=====", b""])
 
     assert worker.last_words == "Signal 9 (SIGKILL) received"
+    worker.note_errors([b"Traceback (most recent call last):", b"  x()", b"E: CUDA", b"Compile"])
+    assert worker.last_words == "E: CUDA"
