@@ -12,6 +12,7 @@ from pathlib import Path
 
 from launcher.clusters.running.cluster import Cluster, RunFolder
 from launcher.clusters.running.kinds import cluster_of
+from launcher.clusters.running.local import judge_lock
 from launcher.clusters.running.lock import find_launchers
 from launcher.clusters.running.requests import withdraw_request, write_request
 from launcher.commands.sight import RUNS_FOLDER, Sight, find_run, see_run
@@ -33,10 +34,9 @@ def print_cancel(word: str, start: Path) -> int:
         if not _cancel_removed(word, start):
             raise
         return 0
-    cluster = cluster_of(run.job)
-    began_s = time.monotonic()
+    cluster, began_s = cluster_of(run.job), time.monotonic()
     sight = see_run(run, cluster)
-    if sight.standing.phase is Phase.UNREACHABLE:
+    if sight.standing.phase is Phase.UNREACHABLE or sight.standing.why == judge_lock(None).why:
         raise OutsideError(f"{run.job.name} was not cancelled: {sight.standing.why}")
     if _cancel_removed(word, start):
         return 0

@@ -181,11 +181,7 @@ def events_of(folder: Path) -> list[Event]:
 @pytest.mark.parametrize(
     ("overrides", "size", "text"),
     [
-        (
-            [],
-            "2",
-            "keeps its size, since its resilience.elastic is null; start a run with resilience/ela",
-        ),
+        ([], "2", "keeps its size, since its resilience.elastic is null; start a run with res"),
         (["resilience/elastic=default"], "0", "nodes='0' is no size of llama3-tiny-pretrain; "),
         (["resilience/elastic=default"], "9", "allowed: 1, 2"),
         (["resilience/elastic=default"], "all", "nodes='all' is no size"),

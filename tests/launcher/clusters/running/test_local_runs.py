@@ -152,8 +152,15 @@ def test_cancelled_run_says_who_asked_and_leaves_no_process(team: Path) -> None:
         wait_for_end(pid)
     assert "asked for its end with `launcher cancel`" in status_of(run).out
     assert "stopped by SIGINT" in status_of(run).out
-    again = launch("cancel", run.name, folder=team)
-    assert (again.status, "has ended before" in again.out) == (0, True)
+
+
+def test_run_that_no_launcher_has_taken_up_is_not_said_to_have_ended(tmp_path: Path) -> None:
+    """A launcher that starts writes the files first: whoever cancels then has to do it again."""
+    launch("recipe=llama/llama3_tiny_pretrain", "run.dir=run", folder=tmp_path)
+    (tmp_path / "run/events.jsonl").touch()
+    ended = launch("cancel", "run", folder=tmp_path)
+    assert ended.err == "llama3-tiny-pretrain was not cancelled: no launcher has taken it up\n"
+    assert (ended.status, ended.out) == (1, "")
 
 
 def test_run_in_a_folder_that_takes_no_file_is_cancelled(team: Path) -> None:
