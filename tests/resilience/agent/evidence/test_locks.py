@@ -132,7 +132,7 @@ def test_another_run_waits_as_long_as_a_process_of_the_one_before_lives(tmp_path
     first[1].end_worker()
     begun = begin(others[0].folder, "n0", "n1").record
 
-    assert refused.reason == "n0, n1 may go on with 'a' in the same folder"
+    assert refused.reason == "n0, n1 may go on with run 'a' in the same folder"
     assert begun
     assert (begun.run, begun.number) == ("another", 1)
     for node in others:
