@@ -1,4 +1,4 @@
-"""Which nodes have come to a start of a run that has no generation yet. Pure."""
+"""The nodes that have joined a start of a run without a generation. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Meeting:
     joined: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By coordinator, the nodes with it. Agents that do not reach each other have one each."""
     surrender: str = ""
-    """Why a coordinator has ended the run."""
+    """The reason for which a coordinator has ended the run."""
 
     def missing_text(self, num_nodes: int, now: float) -> str:
         """Return which of the nodes have not joined; empty while that is usual, or none is known.

@@ -1,4 +1,4 @@
-"""What a worker does, from its start to its end. Pure."""
+"""Phases of a worker, from its start to its end. Pure."""
 
 from __future__ import annotations
 

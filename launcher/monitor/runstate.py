@@ -106,7 +106,7 @@ class RunState:
     recent: tuple[tuple[int, float], ...] = ()
     """(step number, seconds) of the newest steps that were reported."""
     teller: tuple[object, ...] | None = None
-    """Who has told the newest step of the generation, of a program of a user's."""
+    """The source of the newest step of the generation, for a user's program."""
     valued_step: int = -1
     """The newest step of the generation of which a loss is known."""
     stepped_at: float | None = None

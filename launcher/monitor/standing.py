@@ -49,9 +49,9 @@ class JobStatus:
     place: str = ""
     """The nodes, where the cluster names them."""
     cause: str = ""
-    """What ended the run before anything else failed, where the cluster knows that."""
+    """The first cause of the run's end, where the cluster knows it."""
     words: str = ""
-    """What an agent said last, for a run whose events tell of no error."""
+    """The last words of an agent, for a run without an error among its events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Standing:
     why: str
     place: str = ""
     error: str = ""
-    """What failed first."""
+    """The first failure."""
 
 
 def decide_standing(

@@ -1,1 +1,1 @@
-"""What agents and checkpoint daemons have in common: no feature, no torch."""
+"""Parts that agents and checkpoint daemons share: no feature, no torch."""

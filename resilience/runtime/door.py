@@ -37,7 +37,7 @@ _IPV6_PREFIX = 64
 
 @dataclass(frozen=True, slots=True)
 class DoorKind:
-    """Which members of a run meet at a door, and what is said where one of them is not there."""
+    """The kind of members that meet at a door, and the problems of other ends."""
 
     member: str
     magic: bytes
@@ -71,7 +71,7 @@ class DoorError(ValueError):
     def __init__(self, problem: str, answer: bytes = b"") -> None:
         super().__init__(problem)
         self.answer = answer
-        """What may be sent before the connection ends; it says this side's version."""
+        """Bytes to send before the connection ends: they name this side's version."""
 
 
 class Door:

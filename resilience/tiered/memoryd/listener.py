@@ -30,7 +30,7 @@ _CLOSE_TIMEOUT_S = 10.0
 _LAST_WORDS_S = 1.0
 """How long an answer that is in hand may take when all is to end."""
 _PROOF_S = 5.0
-"""How long a proof of the token may take."""
+"""Deadline for a proof of the token."""
 _PROVING_MAX, _ORIGIN_PROVING_MAX = 256, 64
 """So many connections may be about to prove it, and so many of one host.
 

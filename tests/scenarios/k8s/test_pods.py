@@ -91,7 +91,7 @@ class Pods:
         return self.ask("get", "pods", f"--selector={JOB_LABEL}={run}", "--output=name").split()
 
     def knock(self, run: str) -> list[str]:
-        """Have a pod of nobody's, on the other node, connect to the daemon and agent on n1."""
+        """Connect from a pod of no job, on n2, to daemon and agent on n1; returns the errors."""
         first = "--field-selector=spec.nodeName=n1", "--output=jsonpath={.items[0].status.podIP}"
         address = self.ask("get", "pods", f"--selector={JOB_LABEL}={run}", *first)
         place = '--overrides={"spec": {"nodeName": "n2"}}'

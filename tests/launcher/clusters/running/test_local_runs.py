@@ -155,7 +155,7 @@ def test_cancelled_run_says_who_asked_and_leaves_no_process(team: Path) -> None:
 
 
 def test_run_that_no_launcher_has_taken_up_is_not_said_to_have_ended(tmp_path: Path) -> None:
-    """A launcher that starts writes the files first: whoever cancels then has to do it again."""
+    """A starting launcher writes its files first; a cancel before its lock is to be repeated."""
     launch("recipe=llama/llama3_tiny_pretrain", "run.dir=run", folder=tmp_path)
     (tmp_path / "run/events.jsonl").touch()
     ended = launch("cancel", "run", folder=tmp_path)
