@@ -27,6 +27,7 @@ from recipes_training.group import go_on, keep, open_device, poll, wait_for_key
 from recipes_training.plan import check_world_size, plan_device_type, plan_layout
 from recipes_training.stop import LeaveSignal
 from resilience.comm.page import Activity
+from resilience.inprocess.plain import own_store
 from resilience.state.layout import Layout
 
 JOIN_TIMEOUT = timedelta(minutes=10)
@@ -166,6 +167,9 @@ def agree_on_name(store: Store, *, rank: int, world_size: int, timeout: timedelt
 
 
 def _connect(environment: WorkerEnvironment) -> Store:
+    if (own := own_store()) is not None:
+        own.set_timeout(JOIN_TIMEOUT)
+        return own
     if not environment.master_addr:
         return HashStore()
     try:
@@ -184,7 +188,7 @@ def _connect(environment: WorkerEnvironment) -> Store:
 
 def _leave(environment: WorkerEnvironment, store: Store) -> None:
     """Use the store no more; the worker that hosts it returns after all others."""
-    if environment.is_store_hosted or environment.world_size == 1:
+    if own_store() is not None or environment.is_store_hosted or environment.world_size == 1:
         return
     if environment.rank == 0:
         wait_for_key(store, "left/all", COLLECTIVE_TIMEOUT, go_on)

@@ -15,9 +15,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from resilience.agent import drain
+from resilience.agent.agent import Agent
 from resilience.agent.code import note_code
 from resilience.agent.connections.address import find_interface, listen_at
 from resilience.agent.connections.tcp_transport import TcpTransport
@@ -32,6 +33,8 @@ from resilience.agent.processes.steps import StepFinder
 from resilience.agent.processes.workers import WorkerPool
 from resilience.agent.processes.zygote_process import Program, ZygoteError, ZygoteLostError
 from resilience.agent.program import describe_program
+from resilience.agent.recovering import RecoveringAgent
+from resilience.agent.restarting import RestartingAgent
 from resilience.agent.services.memoryd import memoryd_service
 from resilience.agent.services.services import Service, Services
 from resilience.comm.messages import GAVE_UP_STATUS
@@ -40,6 +43,7 @@ from resilience.elastic.policy import Policy
 from resilience.event_files import EVENTS_NAME, node_events
 from resilience.inprocess.handles import WorkerHandles
 from resilience.inprocess.variables import (
+    GLOO_ASKS_ONCE,
     GLOO_INTERFACE,
     MAX_RESTARTS,
     NCCL_ERRORS,
@@ -63,9 +67,6 @@ from resilience.run_record import (
 )
 from resilience.state.state_files import create_state_files
 from resilience.state.transfer_buffer import create_transfer_buffer
-
-if TYPE_CHECKING:  # it imports torch, and a mistake in the options should not wait for that
-    from resilience.agent.agent import Agent
 
 _SAYS = "resilience.agent"
 _SPARE_SLOTS = 8
@@ -158,10 +159,6 @@ def _run(
         note_code(Path(code).absolute(), events.write)
     note = _noting(events.write, folder) if told else events.write
     kept = Services(services, output.console.say, note, is_joining=folder.goes_on())
-    # These import torch, while the pool's processes do so as well.
-    from resilience.agent.recovering import RecoveringAgent
-    from resilience.agent.restarting import RestartingAgent
-
     make_agent = RecoveringAgent if options.recovers else RestartingAgent
     transport = TcpTransport(listening[0], token=options.token_file or "", lease_s=options.lease_s)
     endpoints = _find_endpoints(options, folder, listening[1], transport.address)
@@ -316,8 +313,6 @@ def _services(options: argparse.Namespace, logs: Path) -> list[Service]:
 
 def _serve(agent: Agent, console: Console) -> int:
     """Run until the job has ended."""
-    from resilience.agent.coordination.stores import StoreError
-
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: agent.stop(number))
     # A terminal that is closed asks for the same; workers know no such signal.
@@ -327,7 +322,7 @@ def _serve(agent: Agent, console: Console) -> int:
     except ZygoteLostError as error:
         console.show(f"{_SAYS}: {error}")
         return GAVE_UP_STATUS
-    except (StoreError, ZygoteError) as error:
+    except ZygoteError as error:
         console.show(f"{_SAYS}: {error}")
         return 1
 
@@ -347,6 +342,7 @@ def _worker_variables(options: argparse.Namespace) -> dict[str, str]:
         **({} if script and script.alone else elastic),
         **({UNBUFFERED: os.environ.get(UNBUFFERED, "1")} if script else {}),
         **({GLOO_INTERFACE: interface} if interface else {}),
+        GLOO_ASKS_ONCE: os.environ.get(GLOO_ASKS_ONCE, "1"),
         # Also for one worker: a process whose imports start threads cannot be forked.
         NUM_THREADS: os.environ.get(NUM_THREADS, "1"),
         NCCL_ERRORS: os.environ.get(NCCL_ERRORS, NCCL_LEAVES_THEM if options.recovers else "1"),
@@ -372,7 +368,6 @@ def _agent_options(
         ends_run=options.ends_run,
         still_deadline_s=still_deadline_s,
         is_script=options.script is not None,
-        is_alone=options.script is not None and options.script.alone,
         made=(
             node_events(options.run_dir / EVENTS_NAME, options.node_name),
             options.run_dir / "logs" / options.node_name,
@@ -433,5 +428,5 @@ if __name__ == "__main__":
         status = _complain("asked to end before it began", 128 + signal.SIGINT)
     sys.stdout.flush()
     sys.stderr.flush()
-    # torch's stores have threads; to wait for them is nobody's business any more.
+    # Threads that wait for a folder that hangs are left behind.
     os._exit(status)

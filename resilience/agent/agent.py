@@ -12,13 +12,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 from resilience.agent.connections.transport import Transport
 from resilience.agent.coordination.coordinator import take_over
 from resilience.agent.coordination.membership import Note, State
-from resilience.agent.coordination.party import Party, make_outlook
-from resilience.agent.coordination.stores import GenerationStores
+from resilience.agent.coordination.outlook import make_outlook
+from resilience.agent.coordination.party import Party
 from resilience.agent.deadlines import Deadlines
 from resilience.agent.departure import DEPARTED, LET_GO, Departure
 from resilience.agent.ending import ASKED, Ending
@@ -29,7 +28,6 @@ from resilience.agent.evidence.removal import REMOVED, REMOVED_STATUS, FolderWat
 from resilience.agent.options import AgentOptions
 from resilience.agent.part import NodePart
 from resilience.agent.processes.crew import Crew
-from resilience.agent.processes.hang import STOPPED_STATES
 from resilience.agent.processes.output import Console
 from resilience.agent.processes.starts import Tries
 from resilience.agent.processes.worker import Worker
@@ -55,6 +53,8 @@ from resilience.comm.messages import (
     StateSaved,
     Stopped,
     StopRun,
+    StoreReply,
+    StoreRequest,
 )
 from resilience.comm.page import Activity, Page
 from resilience.events import EventLog
@@ -119,8 +119,7 @@ class Agent(ABC):
             say=self._say,
             leave=self._ending.leave,
         )
-        self._tries = Tries()
-        self._is_joined = False
+        self._tries, self._is_joined = Tries(), False
         self._is_out = False
         """Whether others can know of this agent."""
         self._folder_s = time.monotonic()
@@ -143,12 +142,18 @@ class Agent(ABC):
             self,
             outlook,
             transport=self._transport,
-            make_stores=partial(GenerationStores, options.host, self._warn),
             records=self._folder,
             note=self._write_note,
             clock=time.monotonic,
             doubt=self._doubt,
         )
+
+    def _write_note(self, note: Note, generation: int) -> None:
+        """Write what the coordinator here has noticed."""
+        self._events.enter(generation)
+        self._events.write(note.event, rank=note.rank, **note.fields)
+        if words := note.words:
+            self._say(words)
 
     # ---- life
 
@@ -168,6 +173,7 @@ class Agent(ABC):
         pause_s = min(0.5, max(0.02, soon_s))
         while not self._ending.is_over():
             due_s = self._party.due_s - time.monotonic() if self._is_out else pause_s
+            self._crew.watch_unsent()
             self._watch.serve(max(0.0, min(pause_s, due_s)))
             self._tick()
         assert self._ending.end
@@ -293,8 +299,8 @@ class Agent(ABC):
         if self._is_joined:
             sees_folder = self._folder.is_shared
             join = self._part.join(self._transport.address, sees_folder=sees_folder)
-            head, within_s = self._options.find_head(), self._departure.left_s(time.monotonic())
-            self._party.tell(replace(join, leaves_within_s=within_s, head=head))
+            within_s = self._departure.left_s(time.monotonic())
+            self._party.tell(replace(join, leaves_within_s=within_s))
 
     # ---- what the coordinator says
 
@@ -302,7 +308,8 @@ class Agent(ABC):
         """Do what the coordinator says."""
         if isinstance(message, Propose):
             if agreement := self._part.consider(message):
-                self._party.tell(agreement)
+                head = self._options.find_head(message.generation)
+                self._party.tell(replace(agreement, head=head))
         elif isinstance(message, Learn):
             self._learn(message)
         elif isinstance(message, Open):
@@ -322,10 +329,17 @@ class Agent(ABC):
         elif isinstance(message, End):
             self._ending.finish(message)
 
+    def reply(self, reply: StoreReply) -> None:
+        """Pass on what the store of a generation replies to a worker's call."""
+        if worker := self._pool.workers.get(reply.worker):
+            worker.send(reply)
+
     def _open(self, opening: Open) -> None:
         """Take part in a generation, unless the node has heard of one after it."""
         if opening.generation <= self._part.generation:
             return
+        place = opening.layout.index_of(self._options.node)
+        opening = replace(opening, rank=opening.layout.ranks_of(place).start)
         self._part.open(opening)
         self._party.move(opening.generation, opening.layout)
         self._events.enter(opening.generation)
@@ -374,19 +388,14 @@ class Agent(ABC):
             if rank in self._part.reports:
                 # A new coordinator asks for what an earlier one was told.
                 self._part.report(self._part.reports[rank])
-            elif worker and worker.within is None and not self._is_stuck(worker):
+            elif worker and worker.within is None and not self._deadlines.is_stuck(worker):
                 # It waits for a place, and holds nothing.
                 continue
-            elif worker and worker.is_attached and not self._is_stuck(worker):
+            elif worker and worker.is_attached and not self._deadlines.is_stuck(worker):
                 worker.send(order)
             elif worker:
                 worker.condemn(signal.SIGKILL)
         self._replace_missing()
-
-    def _is_stuck(self, worker: Worker) -> bool:
-        """Return whether a worker is stopped, and not just because the whole node was."""
-        was_node = self._deadlines.are_spared(time.monotonic())
-        return worker.state() in STOPPED_STATES and not was_node
 
     def _replace_rank(self, order: ReplaceRank) -> None:
         worker = self._crew.ranks.get(order.rank - self._part.rank(0))
@@ -404,6 +413,9 @@ class Agent(ABC):
     # ---- workers
 
     def _hear_worker(self, worker: Worker, message: Message) -> None:
+        if isinstance(message, StoreRequest):
+            self._party.ask_store(replace(message, worker=worker.number))
+            return
         if isinstance(message, Ready) and (worker.is_ready or not worker.is_condemned):
             self._deadlines.note_ready(worker)
             worker.note_ready(has_block=message.has_block)
@@ -486,15 +498,3 @@ class Agent(ABC):
     @abstractmethod
     def _end_workers(self, end: End) -> float:
         """Have the workers end as the run does; returns how many seconds they have."""
-
-    # ---- words
-
-    def _write_note(self, note: Note, generation: int) -> None:
-        """Write what the coordinator here has noticed."""
-        self._events.enter(generation)
-        self._events.write(note.event, rank=note.rank, **note.fields)
-        if words := note.words:
-            self._say(words)
-
-    def _warn(self, text: str) -> None:
-        self._events.write("warning", text=text)

@@ -10,7 +10,7 @@ from functools import partial
 from resilience.agent.options import AgentOptions
 from resilience.agent.part import NodePart
 from resilience.agent.processes.crew import Crew
-from resilience.agent.processes.hang import find_hang, is_silent, next_stopped
+from resilience.agent.processes.hang import STOPPED_STATES, find_hang, is_silent, next_stopped
 from resilience.agent.processes.worker import Worker
 from resilience.comm.page import Page
 
@@ -52,9 +52,11 @@ class Deadlines:
             took_s = time.monotonic() - worker.wanted_s
             self._start_deadline_s = max(self._start_deadline_s, took_s)
 
-    def are_spared(self, now_s: float) -> bool:
-        """Return whether the agent has stood still just now, and its workers may have as well."""
-        return now_s < self._spared_until_s or now_s - self._checked_s > self._pause_s
+    def is_stuck(self, worker: Worker) -> bool:
+        """Return whether a worker is stopped, and not just because the whole node was."""
+        now_s = time.monotonic()
+        was_node = now_s < self._spared_until_s or now_s - self._checked_s > self._pause_s
+        return worker.state() in STOPPED_STATES and not was_node
 
     def check(self, now_s: float) -> None:
         """Do what is due."""

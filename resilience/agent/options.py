@@ -220,13 +220,11 @@ class AgentOptions:
     """How long a user's program may show no step; null: for ever."""
     is_script: bool = False
     """Whether workers run a program of a user's."""
-    is_alone: bool = False
-    """Whether each node has one process, which finds the others by the head's address."""
     coordinator: Options
 
-    def find_head(self) -> str:
-        """Return HOST:PORT where nobody listens, for a program that is alone on its node."""
-        return find_head(self.host, f"{self.run_id} {self.node}") if self.is_alone else ""
+    def find_head(self, generation: int) -> str:
+        """Return HOST:PORT of this node where no process listens, another one each generation."""
+        return find_head(self.host, f"{self.run_id} {self.node} {generation}")
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:

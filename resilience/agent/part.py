@@ -23,7 +23,7 @@ from resilience.comm.messages import (
     Stopped,
 )
 from resilience.events import EventLog
-from resilience.state.report import Phase, fresh_report
+from resilience.state.report import Phase, Report, fresh_report
 
 
 class NodePart:
@@ -41,6 +41,8 @@ class NodePart:
         self._node, self._start = node, start
         self._tell, self._say, self._events = tell, say, events
         self.standing = Standing()
+        self._reports: tuple[Report, ...] = ()
+        """What all ranks held before the newest generation in which this node's workers were."""
         self.opening: Open | None = None
         """The newest in which this node's workers were; None until there was one."""
         self.is_broken, self.broken_s = False, 0.0
@@ -102,7 +104,8 @@ class NodePart:
 
     def open(self, opening: Open) -> None:
         """Take part in a generation."""
-        self.failures.open(opening)
+        self._reports = opening.read_reports()
+        self.failures.open(opening.generation, self._reports)
         self.standing = self.standing.open(opening)
         self.opening, self.is_broken, self.opened_s = opening, False, time.monotonic()
         self._told, self.reports, self._left = self.reports, {}, None
@@ -115,10 +118,11 @@ class NodePart:
         if place < 0:
             return False
         at = before.ranks_of(place)[rank % before.num_local_ranks]
-        report, told = self.opening.reports[at], self._told.get(at)
+        report, told = self._reports[at], self._told.get(at)
         fresh = Phase.FRESH.value
         # The phase may be another one than was told: that of a gate that others had passed.
-        return report["phase"] != fresh and (told is None or told.report["phase"] == fresh)
+        is_counted = report.phase is not Phase.FRESH
+        return is_counted and (told is None or told.report["phase"] == fresh)
 
     def learn(self, news: Learn) -> None:
         """Take note of a generation in which the node's workers are not; what they hold counts.

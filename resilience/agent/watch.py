@@ -16,6 +16,13 @@ class Watch:
         """Call back whenever `what`, a descriptor or its owner, can be read or has ended."""
         self.selector.register(what, selectors.EVENT_READ, callback)  # type: ignore[arg-type]
 
+    def watch_writing(self, file: int, *, is_wanted: bool) -> None:
+        """Call back for a descriptor also, or no longer, when it can be written."""
+        key = self.selector.get_map().get(file)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if is_wanted else 0)
+        if key is not None and key.events != events:
+            self.selector.modify(file, events, key.data)
+
     def drop(self, file: int) -> None:
         """Wait for a descriptor no longer; one that nobody waits for is no mistake."""
         try:

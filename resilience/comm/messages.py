@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, StrictBool, StrictFloat, StrictInt, TypeAdapter, ValidationError
 
 from resilience.state.layout import Layout
+from resilience.state.report import Report, unpack_reports
 from resilience.validation import first_problem
 
 GAVE_UP_STATUS = 75
@@ -95,15 +96,15 @@ class Open(Message):
     """Coordinator to agent, agent to worker: a generation begins."""
 
     generation: StrictInt
-    rank: StrictInt
-    """Between coordinator and agent the node's first; the agent gives each worker its own."""
-    local_rank: StrictInt
     layout: Layout
-    store: str
-    """HOST:PORT of the TCPStore that outlives the workers; of a program that is alone on its node
-    what the first node has for it."""
-    reports: tuple[Mapping[str, Any], ...]
-    """What every rank held at the end of the generation before, by rank."""
+    rank: StrictInt = -1
+    """Whose worker it is told to; the coordinator says the same to all."""
+    local_rank: StrictInt = -1
+    head: str
+    """HOST:PORT of the first node at which no process listens yet, for programs that meet there on
+    their own."""
+    reports: Mapping[str, Any] = field(default_factory=dict)
+    """What every rank held at the end of the generation before, as `pack_reports` has it."""
     before: Layout | None = None
     """The ranks that the reports are of, where nodes come in or leave; else they are those of
     `layout`."""
@@ -113,6 +114,10 @@ class Open(Message):
     """Whether all nodes see one folder of the run."""
     is_last: StrictBool = False
     """The run gives up: the generation is for saving the state, and for nothing else."""
+
+    def read_reports(self) -> tuple[Report, ...]:
+        """Return the reports, by rank."""
+        return unpack_reports(self.reports, self.before or self.layout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,8 +259,6 @@ class Join(Message):
     """The node was asked to leave the run, and has so long for it; null where it stays."""
     program: str = ""
     """What its workers run: job, code and torch's version."""
-    head: str = ""
-    """HOST:PORT of the node at which nobody listens, for a program that is alone on its node."""
 
     @property
     def index(self) -> int:
@@ -279,6 +282,8 @@ class Agree(Message):
 
     generation: StrictInt
     ballot: Ballot
+    head: str = ""
+    """HOST:PORT of the node at which no process listens, in case it is the generation's first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +319,39 @@ class Beat(Message):
     """That of the coordinator: who has joined in an earlier one joins again."""
 
 
+StoreCall = Literal[
+    "set", "append", "get", "wait", "check", "add", "compare_set", "delete", "count", "cancel"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreRequest(Message):
+    """Worker to agent, agent to coordinator: a call of its generation's store."""
+
+    generation: StrictInt
+    number: StrictInt
+    """Of the call among those of the worker; "cancel" has that of the call that it ends."""
+    call: StoreCall
+    keys: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    """In base64."""
+    worker: StrictInt = -1
+    """Its agent's number of it, which the agent fills in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreReply(Message):
+    """Coordinator to agent, agent to worker: what a call of the store has brought."""
+
+    generation: StrictInt
+    number: StrictInt
+    worker: StrictInt
+    values: tuple[str, ...] = ()
+    """In base64, but for a flag: that has one value where it is set, and none where it is not."""
+    problem: str = ""
+    """Why the call has failed."""
+
+
 _KINDS: dict[str, TypeAdapter[Message]] = {
     name: TypeAdapter(kind)
     for name, kind in tuple(globals().items())
@@ -321,10 +359,26 @@ _KINDS: dict[str, TypeAdapter[Message]] = {
 }
 
 
+_last: tuple[Message | None, bytes] = (None, b"")
+
+
 def encode(message: Message) -> bytes:
-    """Return the message as one line."""
-    data = {"kind": type(message).__name__, **asdict(message)}
-    return json.dumps(data, separators=(",", ":")).encode() + b"\n"
+    """Return the message as one line; one that is told to many in a row is encoded once."""
+    global _last  # noqa: PLW0603 - read and written as a whole, by any thread
+    known, line = _last
+    if known is not message:
+        data = {"kind": type(message).__name__, **_as_object(message)}
+        line = json.dumps(data, separators=(",", ":")).encode() + b"\n"
+        _last = message, line
+    return line
+
+
+def _as_object(value: Any) -> dict[str, Any]:
+    """Return the fields of a message or a layout; `asdict` would copy all that is in them."""
+    found = {each.name: getattr(value, each.name) for each in fields(value)}
+    return {
+        name: _as_object(each) if isinstance(each, Layout) else each for name, each in found.items()
+    }
 
 
 def decode(line: bytes) -> Message:
@@ -346,11 +400,16 @@ class LineReader:
     """Cuts a stream of bytes into messages."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
         """Return the messages that are whole with these bytes."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        head, newline, tail = data.rpartition(b"\n")
+        if not newline:
+            self._rest += tail
+        else:
+            lines = bytes(self._rest + head).split(b"\n")
+            self._rest = bytearray(tail)
         if len(self._rest) > LINE_BYTES_MAX:
             raise ValueError(f"a message is longer than {LINE_BYTES_MAX} bytes")
-        return [decode(line) for line in lines if line]
+        return [decode(line) for line in lines if line] if newline else []

@@ -3,14 +3,13 @@
 The order over a process's life:
 
     world = World(device_type="cpu")
-    world.open(host=..., port=..., prefix="generation/7", ...)  # forgets the groups before
-    open_axes((2, 2))                                           # belongs to the same world
-    ...                                                         # another thread: break_now()
+    world.open(store=..., ...)   # forgets the groups before
+    open_axes((2, 2))            # belongs to the same world
+    ...                          # another thread: break_now()
 
 gloo waits for the connection of a rank that has failed before it connected, and holds no socket
-meanwhile that a break could shut down; torch looks for a store whose node has ended until its
-deadline. So both parts of an opening run in threads of their own, which a broken generation leaves
-behind: gloo's ends with the deadline of that opening.
+meanwhile that a break could shut down. So gloo connects in threads of their own, which a broken
+generation leaves behind: they end with the deadline of that opening.
 
 Nothing is destroyed on the way. To destroy a group waits for its queue, joins its threads and waits
 for a tick of gloo's loop for every connection (10 to 60 ms). torch lets go of the interpreter's
@@ -24,10 +23,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -35,9 +32,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, _unregister_all_process_groups
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import (
-    PrefixStore,
     ProcessGroup,
     ProcessGroupGloo,
     Store,
@@ -46,6 +41,7 @@ from torch.distributed.distributed_c10d import (
     _world,
 )
 
+from resilience.comm.agent_store import AgentStore
 from resilience.comm.sockets import TcpSocket, open_sockets, shut_down, sockets_since
 from resilience.comm.waits import slice_waits
 from resilience.errors import BrokenError, GroupOpenError, ResilienceError
@@ -60,9 +56,6 @@ _SWEEP_S = 0.002
 
 _CONNECT_SLICE_S = 0.1
 """How long a part of an opening may outlive its generation before it is left behind."""
-
-_STORE_TRY_S = 1.0
-"""How long a store is looked for in one try, at least."""
 
 
 class World:
@@ -81,9 +74,7 @@ class World:
         self._nccl: list[Backend] = []
         self._is_broken = False
         self._closed = threading.Event()
-        self._client: _Client | None = None
-        self._store: Store | None = None
-        self._num_store_waits = 0
+        self._store: AgentStore | None = None
 
     @property
     def lock(self) -> AbstractContextManager[object]:
@@ -96,32 +87,31 @@ class World:
         return self._is_broken
 
     @property
-    def store(self) -> Store:
-        """Return the generation's own part of the store; it ends with the generation."""
+    def store(self) -> AgentStore:
+        """Return the generation's own store, whose calls end with the generation."""
         assert self._store is not None
         return self._store
 
     def open(
         self,
         *,
-        host: str,
-        port: int,
-        prefix: str,
+        store: AgentStore,
         rank: int,
         world_size: int,
         timeout: timedelta,
         collective_timeout: timedelta = COLLECTIVE_TIMEOUT,
     ) -> ProcessGroup:
-        """Meet the other ranks at a store that runs already; returns torch's default group.
+        """Meet the other ranks in the generation's store; returns torch's default group.
 
         Raises GroupOpenError after `timeout`, and BrokenError as soon as the world is broken.
         """
         global _current  # noqa: PLW0603 - as the default group is
+        store.set_timeout(timeout)
+        with self._lock:
+            self._store = store
         with self.opening():
-            self._client = _connect(host, port, timeout, is_broken=lambda: self._is_broken)
-            self._store = _GenerationStore(self, prefix, self._client.store)
             group = open_world(
-                store=self._store,
+                store=store,
                 rank=rank,
                 world_size=world_size,
                 timeout=timeout,
@@ -168,11 +158,11 @@ class World:
             if self._is_broken:
                 return
             self._is_broken = True
+            if self._store is not None:
+                self._store.break_now()
             shut_down(self._sockets)
             _abort(self._nccl)
             self._nccl.clear()
-            if self._num_store_waits:
-                self._break_client()
             is_opening = self._before is not None
         while is_opening:
             with self._lock:
@@ -184,7 +174,6 @@ class World:
         if self._before is None:
             return False
         shut_down(sockets_since(self._before))
-        self._break_client()
         _abort(_nccl_backends())
         return True
 
@@ -193,8 +182,6 @@ class World:
         with self._lock:
             assert self._before is not None
             opened = sockets_since(self._before)
-            if self._client is not None:
-                opened -= self._client.sockets
             self._sockets |= opened
             self._nccl = _nccl_backends()
             self._before = None
@@ -205,51 +192,10 @@ class World:
             self._closed.set()
             return self._is_broken
 
-    @contextmanager
-    def wait_in_store(self) -> Iterator[None]:
-        """Let a break end the block's wait in the store, which others may need later."""
-        with self._lock:
-            self.check()
-            self._num_store_waits += 1
-        try:
-            yield
-        except dist.DistError as error:
-            if self._is_broken:
-                raise BrokenError("the generation ended during a wait in its store") from error
-            raise
-        finally:
-            with self._lock:
-                self._num_store_waits -= 1
-
-    def _break_client(self) -> None:
-        if self._client is not None:
-            _clients.pop(self._client.key, None)
-            shut_down(self._client.sockets)
-
     def check(self) -> None:
         """Raise BrokenError where the generation has ended."""
         if self._is_broken:
             raise BrokenError("the generation has ended")
-
-
-class _GenerationStore(PrefixStore):
-    """What Python asks of a generation's store ends with the generation."""
-
-    def __init__(self, world: World, prefix: str, store: Store) -> None:
-        super().__init__(prefix, store)
-        self._owner = world
-
-    def check(self, keys: list[str]) -> bool:
-        self._owner.check()
-        return super().check(keys)
-
-    def get(self, key: str) -> bytes:
-        with self._owner.wait_in_store():
-            return super().get(key)
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        with self._owner.wait_in_store():
-            super().wait(keys) if timeout is None else super().wait(keys, timeout)
 
 
 @contextmanager
@@ -293,63 +239,6 @@ _current: World | None = None
 """Whose groups torch knows now; None where no World has opened them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Client:
-    """A connection to a store, over all generations until a break has to end a wait in it.
-
-    The server asks DNS for each client's name, and answers no client meanwhile: a query that the
-    resolver loses costs 5 s.
-    """
-
-    key: tuple[int, str, int]
-    store: Store
-    sockets: frozenset[TcpSocket]
-
-
-_clients: dict[tuple[int, str, int], _Client] = {}
-
-
-def _connect(host: str, port: int, timeout: timedelta, *, is_broken: Callable[[], bool]) -> _Client:
-    key = (os.getpid(), host, port)
-    if (known := _clients.get(key)) and known.sockets <= open_sockets():
-        return known
-    before = open_sockets()
-    try:
-        store = _run_apart(partial(_find_store, host, port, timeout, is_broken), is_broken)
-    except dist.DistError as error:
-        raise GroupOpenError(f"no store at {host}:{port}: {error}") from error
-    # Each generation has a store of its own: the older ones are not asked again.
-    _clients.clear()
-    _clients[key] = _Client(key=key, store=store, sockets=sockets_since(before))
-    return _clients[key]
-
-
-def _find_store(host: str, port: int, timeout: timedelta, is_broken: Callable[[], bool]) -> Store:
-    """Connect to a store; torch tries again and again, and no closed socket ends that.
-
-    So the first tries are short, for who is left behind to end soon; a slow store has later ones.
-    """
-    begun_s = time.monotonic()
-    while True:
-        waited_s = time.monotonic() - begun_s
-        left_s = max(timeout.total_seconds() - waited_s, _STORE_TRY_S)
-        try_s = min(left_s, max(waited_s, _STORE_TRY_S))
-        try:
-            store = TCPStore(
-                host,
-                port,
-                is_master=False,
-                timeout=timedelta(seconds=try_s),
-                wait_for_workers=False,
-            )
-        except dist.DistError:
-            if try_s >= left_s or is_broken():
-                raise
-            continue
-        store.set_timeout(timeout)
-        return store
-
-
 def open_world(
     *,
     store: Store,
@@ -361,8 +250,8 @@ def open_world(
 ) -> ProcessGroup:
     """Open the default group of a new generation, and forget all groups there were.
 
-    Without a `World` nothing but its time-out breaks the group. The store has to carry the
-    generation in its prefix. Raises GroupOpenError where the ranks have not met within `timeout`.
+    Without a `World` nothing but its time-out breaks the group. The store has to be the
+    generation's alone. Raises GroupOpenError where the ranks have not met within `timeout`.
     CPU tensors go by gloo on every device.
     """
     if os.environ.get("TORCH_GLOO_LAZY_INIT", "0") not in ("", "0"):

@@ -47,7 +47,7 @@ from resilience.errors import (
 from resilience.inprocess.generation import Generation
 from resilience.inprocess.handles import WorkerHandles, read_handles
 from resilience.inprocess.link import AgentLink
-from resilience.inprocess.plain import take_opening
+from resilience.inprocess.plain import open_link, take_opening
 from resilience.inprocess.variables import rank_variables
 from resilience.state.report import Report
 
@@ -154,7 +154,7 @@ def reexecutable(
             options=options or BlockOptions(),
             enter=enter,
             save=save,
-            link=AgentLink(handles.agent_file, page, handles.slot),
+            link=open_link(handles, page),
             page=page,
             handles=handles,
         ).run()
@@ -232,6 +232,7 @@ class _Loop(Generic[T]):
             device_type=self.options.device_type,
             page=self.page,
             slot=self.handles.slot,
+            open_store=self.link.open_store,
             on_abort=self._abort,
             is_asked=self.link.is_asked_to_leave,
         )

@@ -10,17 +10,12 @@ from typing import Any
 from torch.distributed import ProcessGroup
 from torch.distributed.distributed_c10d import Store
 
+from resilience.comm.agent_store import AgentStore
 from resilience.comm.gate import Gate, GroupChannel
 from resilience.comm.messages import Break, Open
 from resilience.comm.page import Activity, Page
 from resilience.comm.world import World
 from resilience.errors import BrokenError
-from resilience.state.report import Report
-
-
-def store_prefix(number: int) -> str:
-    """Return what the keys of a generation begin with in its store."""
-    return f"generation/{number}"
 
 
 class Generation:
@@ -38,6 +33,7 @@ class Generation:
         device_type: str,
         page: Page | None,
         slot: int,
+        open_store: Callable[[int], AgentStore],
         on_abort: Callable[[], None] | None = None,
         is_asked: Callable[[int], bool] = lambda number: False,
     ) -> None:
@@ -48,17 +44,17 @@ class Generation:
         self.world_size = opening.layout.world_size
         self.local_rank = opening.local_rank
         self.node = node
-        self.reports = tuple(Report.from_json(each) for each in opening.reports)
+        self.reports = opening.read_reports()
         self.before = opening.before
         """Whose ranks the reports are of, where the number of nodes has changed."""
         self.is_passing = opening.is_passing
         """All ranks leave the generation again as soon as they have one state."""
-        self.store_address = opening.store
         self.is_last = opening.is_last
         """The run gives up: this generation is for saving the state, and for nothing else."""
         self.broken: Break | None = None
         """Why the generation was ended from outside, once it was."""
         self._device_type = device_type
+        self._open_store = open_store
         self._page = page
         self._slot = slot
         self._on_abort = on_abort
@@ -67,11 +63,8 @@ class Generation:
     def open(self, *, timeout: timedelta, collective_timeout: timedelta) -> None:
         """Meet the other members; raises GroupOpenError after `timeout`."""
         self.check()
-        host, _, port = self.store_address.rpartition(":")
         self.group: ProcessGroup = self._world.open(
-            host=host,
-            port=int(port),
-            prefix=store_prefix(self.number),
+            store=self._open_store(self.number),
             rank=self.rank,
             world_size=self.world_size,
             timeout=timeout,

@@ -1,9 +1,9 @@
 """The worker's side of the socket to its agent, and the one thread that reads it.
 
 The thread blocks until the agent says something or it is time for a heartbeat. It hands openings
-and the end to the training thread, and breaks the current generation itself, because the training
-thread may be blocked in a collective. When the agent is gone the thread ends the process, which
-nobody would own.
+and the end to the training thread, replies of the store to the threads that wait for them, and
+breaks the current generation itself, because the training thread may be blocked in a collective.
+When the agent is gone the thread ends the process, which nobody would own.
 """
 
 from __future__ import annotations
@@ -15,11 +15,25 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from resilience.comm.messages import Break, End, Leave, LineReader, Message, Open, SaveState, encode
+from resilience.comm.messages import (
+    Break,
+    End,
+    Leave,
+    LineReader,
+    Message,
+    Open,
+    SaveState,
+    StoreReply,
+    encode,
+)
 from resilience.comm.page import Page
 from resilience.errors import BrokenError
+
+if TYPE_CHECKING:  # it imports torch, which a program may not need
+    from resilience.comm.agent_store import AgentStore
 
 HEARTBEAT_S = 0.25
 AGENT_LOST_STATUS = 70
@@ -30,12 +44,13 @@ LINK_LOST_STATUS = 73
 OnBreak = Callable[[Break], None]
 
 
-def listen(agent: socket.socket, page: Page, slot: int) -> Iterator[Message]:
+def listen(
+    agent: socket.socket, reader: LineReader, page: Page, slot: int
+) -> Iterator[list[Message]]:
     """Yield what the agent says, and show a heartbeat meanwhile; for ever.
 
     Ends the process where the agent is gone.
     """
-    reader = LineReader()
     while True:
         page.beat(slot)
         if not select.select([agent], [], [], HEARTBEAT_S)[0]:
@@ -46,36 +61,57 @@ def listen(agent: socket.socket, page: Page, slot: int) -> Iterator[Message]:
             data = b""
         if not data:
             os._exit(AGENT_LOST_STATUS)
-        yield from reader.feed(data)
+        yield reader.feed(data)
 
 
 class AgentLink:
     """What numbers the generations, as the block sees it: reached through the agent.
 
-    All methods are called from the training thread; only what `on_break` was
-    given is called from another one.
+    All methods but `send` are called from the training thread; only what `on_break` was given is
+    called from another one. `reader` and `messages` are what was read before.
     """
 
-    def __init__(self, file: int, page: Page, slot: int) -> None:
+    def __init__(
+        self,
+        file: int,
+        page: Page,
+        slot: int,
+        *,
+        reader: LineReader | None = None,
+        messages: Sequence[Message] = (),
+    ) -> None:
         self._socket = socket.socket(fileno=file)
+        self._reader = reader or LineReader()
         self._page = page
         self._slot = slot
         self._messages: queue.SimpleQueue[Open | Break | SaveState | End] = queue.SimpleQueue()
         self._lock = threading.Lock()
+        self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._send_lock = threading.Lock()
         self._callback: OnBreak | None = None
+        self._store: AgentStore | None = None
         self._last_break: Break | None = None
         self._left = -1
+        for message in messages:
+            self._take(message)
         self._thread = threading.Thread(target=self._serve, name="agent-link", daemon=True)
         self._thread.start()
 
     def send(self, message: Message) -> None:
-        """Send a message, and wait for no answer; ends the process where the agent is gone."""
-        try:
-            with self._send_lock:
-                self._socket.sendall(encode(message))
-        except OSError:
-            os._exit(AGENT_LOST_STATUS)
+        """Send a message, and wait for no answer; ends the process where the agent is gone.
+
+        From any thread, and from a signal's handler that has interrupted a call of this: the call
+        that is sending sends for all others.
+        """
+        self._outbox.put(encode(message))
+        while not self._outbox.empty() and self._send_lock.acquire(blocking=False):
+            try:
+                while not self._outbox.empty():
+                    self._socket.sendall(self._outbox.get())
+            except OSError:
+                os._exit(AGENT_LOST_STATUS)
+            finally:
+                self._send_lock.release()
 
     def wait(self) -> Open | Break | SaveState | End:
         """Block until a generation opens, the finished one is broken, or the run ends.
@@ -100,17 +136,28 @@ class AgentLink:
             if callback and self._last_break:
                 callback(self._last_break)
 
+    def open_store(self, generation: int) -> AgentStore:
+        """Return the store of a generation; one is open at a time."""
+        from resilience.comm.agent_store import AgentStore
+
+        if self._store is None or self._store.generation != generation:
+            self._store = AgentStore(generation, self.send)
+        return self._store
+
     def _serve(self) -> None:
         """Listen for ever; a process that can no longer be reached is no use to anybody."""
         try:
-            for message in listen(self._socket, self._page, self._slot):
-                self._take(message)
+            for messages in listen(self._socket, self._reader, self._page, self._slot):
+                for message in messages:
+                    self._take(message)
         except BaseException:  # noqa: BLE001 - whatever it is, nobody else would hear of it
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(LINK_LOST_STATUS)
 
     def _take(self, message: Message) -> None:
+        if isinstance(message, StoreReply) and self._store is not None:
+            self._store.take(message)
         if isinstance(message, Break):
             with self._lock:
                 self._last_break = message

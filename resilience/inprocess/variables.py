@@ -27,11 +27,13 @@ _RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 _NODE_PLACES = ("NODE_RANK", "NUM_NODES", "HEAD_ADDR", "HEAD_PORT")
 GLOO_CONNECTS_LATE = "TORCH_GLOO_LAZY_INIT"
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+GLOO_ASKS_ONCE = "GLOO_ENABLE_STORE_V2_API"
+"""With 1 gloo asks the store for the addresses of 128 ranks at a time, and else for each twice."""
 
 
 def rank_variables(opening: Open) -> dict[str, str]:
     """Return the variables that say which rank this is; an agent's others are there before."""
-    host, _, port = opening.store.rpartition(":")
+    host, _, port = opening.head.rpartition(":")
     layout, rank = opening.layout, str(opening.rank)
     return {
         "RANK": rank,
@@ -47,13 +49,14 @@ def rank_variables(opening: Open) -> dict[str, str]:
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
         _RESTART_COUNT: str(opening.generation),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        # For children, which have no link to the agent: the first rank's has to host their store.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
 
 
 def node_variables(opening: Open) -> dict[str, str]:
     """Return the variables of a program that is alone on its node, and starts what it likes."""
-    host, _, port = opening.store.rpartition(":")
+    host, _, port = opening.head.rpartition(":")
     layout = opening.layout
     index = layout.seat(opening.rank).node_index
     places = (str(index), str(len(layout.nodes)), host, port)

@@ -16,8 +16,9 @@ came in the next one. The rules that make recovery safe:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -73,12 +74,46 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON data."""
-        return {**asdict(self), "phase": self.phase.value}
+        found = {each: getattr(self, each) for each in _FIELDS}
+        return found | {"phase": self.phase.value, "rest": dict(self.rest)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Report:
         """Read back what `to_json` returned."""
         return cls(**{**data, "phase": Phase(data["phase"])})
+
+
+_FIELDS = tuple(each.name for each in fields(Report))
+_OF_SEAT = ("node", "replica", "shard")
+
+
+def pack_reports(reports: Sequence[Report], layout: Layout) -> dict[str, Any]:
+    """Return the reports of all ranks, in their order, as JSON data.
+
+    Most ranks of a large run hold the same: `kinds` has what differs, and `of` the kind of each
+    rank. A report's node, replica and shard are left out where they are the layout's.
+    """
+    kinds: dict[str, int] = {}
+    numbers = []
+    for rank, report in enumerate(reports):
+        seat = layout.seat(rank)
+        data = {
+            name: value
+            for name, value in report.to_json().items()
+            if name != "rank" and (name not in _OF_SEAT or value != getattr(seat, name))
+        }
+        numbers.append(kinds.setdefault(json.dumps(data), len(kinds)))
+    return {"kinds": [json.loads(kind) for kind in kinds], "of": numbers}
+
+
+def unpack_reports(packed: Mapping[str, Any], layout: Layout) -> tuple[Report, ...]:
+    """Read back what `pack_reports` returned for this layout."""
+    reports = []
+    for rank, kind in enumerate(packed.get("of", ())):
+        seat = layout.seat(rank)
+        data = {name: getattr(seat, name) for name in _OF_SEAT} | packed["kinds"][kind]
+        reports.append(Report.from_json({**data, "rank": rank}))
+    return tuple(reports)
 
 
 def fresh_report(layout: Layout, rank: int, generation: int) -> Report:

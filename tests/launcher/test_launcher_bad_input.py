@@ -165,7 +165,7 @@ def test_a_job_that_could_not_run_writes_nothing(
 # A generation of two nodes with a worker each: what its agent tells a worker of its rank.
 OPENING = Open(
     generation=0, rank=1, local_rank=0, layout=make_layout(nodes=("a", "b"), num_local_ranks=1),
-    store="a:1", reports=(),
+    head="a:1",
 )  # fmt: skip
 SET_BY_THE_AGENT = sorted({*rank_variables(OPENING), AGENT_PID, RUN_ID})
 

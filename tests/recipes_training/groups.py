@@ -11,14 +11,16 @@ from torch.distributed.distributed_c10d import Store
 from recipes_training.group import WorkerGroup
 from resilience.comm.world import World
 from resilience.state.layout import Layout, make_layout
+from tests.resilience.stores import open_store
 
 LONG = timedelta(seconds=60)
 
 
-def open_world(port: int, prefix: str, *, rank: int, size: int) -> World:
-    """Return a world of ranks whose store has this port."""
+def open_world(book: Store, generation: int, *, rank: int, size: int) -> World:
+    """Return a world of ranks whose stores are served to those that have this book."""
     world = World(device_type="cpu")
-    world.open(host="127.0.0.1", port=port, prefix=prefix, rank=rank, world_size=size, timeout=LONG)
+    store = open_store(book, generation)
+    world.open(store=store, rank=rank, world_size=size, timeout=LONG)
     return world
 
 

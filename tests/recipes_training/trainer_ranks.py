@@ -31,6 +31,7 @@ from resilience.state.digest import digest_state
 from resilience.state.shared import SharedState
 from tests.recipes_training.groups import LONG, make_group, open_world
 from tests.recipes_training.toy import ToyTrainer
+from tests.resilience.stores import serve_stores
 
 LR = 1e-3
 TRAINERS: dict[str, Any] = {"torch": TorchTrainer, "toy": ToyTrainer}
@@ -91,7 +92,7 @@ class Rank:
     """One rank's trainer over generations."""
 
     def __init__(self, kind: str, job_path: Path, rank: int, size: int, port: int) -> None:
-        self.rank, self.size, self._port = rank, size, port
+        self.rank, self.size = rank, size
         self.is_torch = kind == "torch"
         self.job = read_job(job_path)
         self.watch = Watch(rank)
@@ -103,7 +104,7 @@ class Rank:
     def open(self) -> World:
         """Open the next generation and hand its groups to the trainer."""
         self._number += 1
-        world = open_world(self._port, f"g{self._number}", rank=self.rank, size=self.size)
+        world = open_world(self._talk, self._number, rank=self.rank, size=self.size)
         layout = plan_copy(self.job, self.size).layout(["node-0"], self.size)
         self._data_rank = plan_placement(self.job.trainer, layout, self.rank).data_rank
         self.trainer.take_groups(
@@ -277,6 +278,7 @@ def run_process(arguments: list[str], file: str, play: Callable[..., Any]) -> in
     os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
     store = connect(port, is_master=number == size)
     if number == size:
+        serve_stores(store)
         store.wait([f"left/{rank}" for rank in range(size)])
         return 0
     (folder / f"{file}-{number}.json").write_text(json.dumps(play(job_path, folder, number, port)))

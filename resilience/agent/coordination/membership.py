@@ -156,6 +156,8 @@ class State:
     """The members that are being agreed to."""
     asked: frozenset[str] = frozenset()
     """Agents that have not answered yet whether they agree."""
+    head: str = ""
+    """Address of the proposal's first node at which no process listens."""
     shares_folder: bool = False
     """Whether all members see one folder of the run, in which a tie can be broken."""
     is_claiming: bool = False
@@ -235,7 +237,8 @@ class State:
 
     def owns(self, node: str, rank: int) -> bool:
         """Return whether a rank is a node's; a node with another place may speak of its old one."""
-        return node in self.nodes and rank in self.members.ranks_of(self.nodes.index(node))
+        is_rank = 0 <= rank < self.members.world_size
+        return is_rank and self.nodes[rank // self.members.num_local_ranks] == node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

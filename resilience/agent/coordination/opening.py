@@ -60,7 +60,7 @@ from resilience.comm.messages import (
 )
 from resilience.elastic.policy import Growth, note_size
 from resilience.state.layout import Layout, make_layout
-from resilience.state.report import fresh_report
+from resilience.state.report import fresh_report, pack_reports
 
 _ASKED_STATUS = 128 + signal.SIGTERM
 _ASK_AGAIN_S = 1.0
@@ -72,6 +72,10 @@ def advance(state: State, now_s: float) -> Decision:
     if state.stage == GATHERING:
         return _found(state, now_s)
     if state.stage == STOPPING:
+        num_here = len(state.nodes) - state.nodes.count(None)
+        if len(state.reports) < num_here * state.members.num_local_ranks:
+            # Nothing goes on before all ranks at hand have told what they hold.
+            return state, []
         filled = _fill_places(state, now_s)
         if released := _release(state, now_s, is_whole=_is_whole(filled)):
             return released
@@ -334,7 +338,9 @@ def agree(state: State, node: str, agreement: Agree, now_s: float) -> Decision:
     is_current = agreement.generation == state.generation + 1 and agreement.ballot == state.ballot
     if state.stage != AGREEING or not is_current:
         return state, []
-    return advance(replace(state, asked=state.asked - {node}), now_s)
+    assert state.proposal is not None
+    head = agreement.head if node == state.proposal.nodes[0] else state.head
+    return advance(replace(state, asked=state.asked - {node}, head=head), now_s)
 
 
 def withdraw(state: State, node: str) -> State:
@@ -373,7 +379,8 @@ def take_up(state: State, layout: Layout, *, generation: int, voters: Collection
         is_claiming=False,
         record=None,
     )
-    actions: list[Action] = [Send(node=node, message=learn(state)) for node in state.present]
+    news = learn(state)
+    actions: list[Action] = [Send(node=node, message=news) for node in state.present]
     return note_told(state, *state.present), actions
 
 
@@ -405,27 +412,24 @@ def learn(state: State) -> Learn:
 
 def _open(state: State, layout: Layout, now_s: float) -> Decision:
     generation = state.generation + 1
-    before = state.members
-    reports = tuple(each.to_json() for each in keep_proof(state))
+    num_before = len(state.members.nodes)
     shares_folder = all(state.present[node].shares_folder for node in layout.nodes)
     fields = {"number": generation, "world_size": layout.world_size}
     actions: list[Action] = [Note(event="generation_opened", fields=fields)]
     if state.giving_up is not None:
         actions.append(Note(event="giving_up", fields={"reason": state.giving_up}))
-    for place, node in enumerate(layout.nodes):
-        opening = Open(
-            generation=generation,
-            rank=layout.ranks_of(place).start,
-            local_rank=0,
-            layout=layout,
-            store=state.present[layout.nodes[0]].head,
-            reports=reports,
-            shares_folder=shares_folder,
-            is_last=state.giving_up is not None,
-            before=before if layout.nodes != state.nodes else None,
-            is_passing=is_passing(state, layout),
-        )
-        actions.append(Send(node=node, message=opening))
+    before = state.members if layout.nodes != state.nodes else None
+    opening = Open(
+        generation=generation,
+        layout=layout,
+        head=state.head,
+        reports=pack_reports(keep_proof(state), before or layout),
+        shares_folder=shares_folder,
+        is_last=state.giving_up is not None,
+        before=before,
+        is_passing=is_passing(state, layout),
+    )
+    actions += [Send(node=node, message=opening) for node in layout.nodes]
     state = replace(
         state,
         stage=RUNNING,
@@ -453,13 +457,12 @@ def _open(state: State, layout: Layout, now_s: float) -> Decision:
         let_go=frozenset(),
         told_growth=Growth(),
         is_stopping=False,
-        sizing=note_size(state.sizing, len(before.nodes), len(layout.nodes), now_s),
+        sizing=note_size(state.sizing, num_before, len(layout.nodes), now_s),
     )
-    others = [node for node in state.present if node not in layout.nodes]
-    return note_told(state, *state.present), [
-        *actions,
-        *(Send(node=node, message=learn(state)) for node in others),
-    ]
+    news, members = learn(state), {*layout.nodes}
+    others = [node for node in state.present if node not in members]
+    actions += [Send(node=node, message=news) for node in others]
+    return note_told(state, *state.present), actions
 
 
 def end_run(state: State, status: int, reason: str) -> Decision:

@@ -1,13 +1,18 @@
-"""What an agent knows of the others, what it hears of them, and what it does. Pure data."""
+"""What an agent knows of the others, what it hears of them, and what it does. Pure data.
+
+And what `party`, which does it, asks of the agent that it belongs to and of the run's folder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from resilience.agent.connections.transport import Arrival
-from resilience.agent.coordination.membership import Event
-from resilience.comm.messages import Hello, Join, Message
+from resilience.agent.coordination.membership import Ended, Event, State
+from resilience.comm.messages import Drain, Hello, Join, Message, StoreReply
+from resilience.state.layout import Layout
 
 SEEKING = "seeking"
 FOLLOWING = "following"
@@ -173,3 +178,68 @@ class Obey:
 Act = Dial | Tell | HangUp | Follow | JoinAgain | Lead | Resign | Coordinate | Obey
 Heeded = Arrival | Dialed | Looked | Moved | Settled | HandedOver
 Result = tuple[Outlook, list[Act]]
+
+
+class Owner(Protocol):
+    """The agent that is among the others."""
+
+    def hear(self, message: Message) -> None:
+        """Do what the coordinator says."""
+
+    def reply(self, reply: StoreReply) -> None:
+        """Pass a reply of the store on to the worker that has called."""
+
+    def join(self) -> None:
+        """Tell a new coordinator of this node, now or once its workers are warm."""
+
+    def drain(self, order: Drain) -> str:
+        """Have this node leave the run, if it is the one that is meant; returns why it stays."""
+
+    def make_state(self, lost: str, dead: frozenset[str], known: frozenset[str]) -> State:
+        """Return what a coordinator here would begin with, as the successor of `lost`."""
+
+
+class Records(Protocol):
+    """The folder of the run, as far as agents tell each other something by it."""
+
+    def look(self, start: str) -> None:
+        """Find out whether the agent of this start sees the same folder."""
+
+    def found(self, agents: tuple[str, ...]) -> None:
+        """Try to begin the run with these agents; `Judged` follows, when the disk answers."""
+
+    def renew(
+        self,
+        agents: tuple[str, ...],
+        generation: int,
+        *,
+        starts: Mapping[str, str],
+        here: Collection[str],
+        gone: Collection[str],
+        is_over: bool,
+        status: int,
+    ) -> None:
+        """Tell who belongs to the run, which generation it has come to, and how it has ended."""
+
+    def read_record(self, after: Ended) -> None:
+        """Ask how far the run has come, and whether it has ended; `Recorded` follows."""
+
+    def claim(self, generation: int, layout: Layout) -> None:
+        """Ask for the record of a generation's number; `Claimed` follows, when the disk answers."""
+
+
+def make_outlook(
+    *,
+    run: str,
+    node: str,
+    address: str,
+    start: str,
+    endpoints: tuple[str, ...],
+    lease_s: float,
+    now_s: float,
+    program: str = "",
+) -> Outlook:
+    """Return what an agent knows that has just come."""
+    order = NO_ORDER + (endpoints.index(address) if address in endpoints else len(endpoints))
+    hello = Hello(run=run, node=node, address=address, start=start, order=order)
+    return Outlook(hello=hello, endpoints=endpoints, lease_s=lease_s, tick_s=now_s, program=program)

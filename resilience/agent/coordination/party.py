@@ -5,10 +5,10 @@ Whom it follows is decided in `succession`, what a coordinator opens in `coordin
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from resilience.agent.connections.transport import Gone, Heard, Transport
 from resilience.agent.coordination import coordinator, succession
@@ -51,10 +51,13 @@ from resilience.agent.coordination.outlook import (
     Moved,
     Obey,
     Outlook,
+    Owner,
+    Records,
     Resign,
     Settled,
     Tell,
 )
+from resilience.agent.coordination.store import GenerationStore
 from resilience.agent.coordination.votes import find_doubted, find_ended
 from resilience.arguments import NAMELESS_S, NO_NAME
 from resilience.comm.messages import (
@@ -62,75 +65,27 @@ from resilience.comm.messages import (
     Drain,
     Drained,
     Goodbye,
-    Hello,
     Join,
+    Learn,
     Message,
     Open,
+    Propose,
     ReplaceRank,
+    StoreReply,
+    StoreRequest,
 )
 from resilience.runtime.door import AGENTS
 from resilience.state.layout import Layout
-
-
-class Owner(Protocol):
-    """The agent that is among the others."""
-
-    def hear(self, message: Message) -> None:
-        """Do what the coordinator says."""
-
-    def join(self) -> None:
-        """Tell a new coordinator of this node, now or once its workers are warm."""
-
-    def drain(self, order: Drain) -> str:
-        """Have this node leave the run, if it is the one that is meant; returns why it stays."""
-
-    def make_state(self, lost: str, dead: frozenset[str], known: frozenset[str]) -> State:
-        """Return what a coordinator here would begin with, as the successor of `lost`."""
-
-
-class Stores(Protocol):
-    """Where the workers of each generation meet."""
-
-    def take(self, generation: int) -> str:
-        """Return HOST:PORT of a generation's own store."""
-
-    def prepare(self) -> None:
-        """Make what the next generation needs, now that nobody waits."""
-
-
-class Records(Protocol):
-    """The folder of the run, as far as agents tell each other something by it."""
-
-    def look(self, start: str) -> None:
-        """Find out whether the agent of this start sees the same folder."""
-
-    def found(self, agents: tuple[str, ...]) -> None:
-        """Try to begin the run with these agents; `Judged` follows, when the disk answers."""
-
-    def renew(
-        self,
-        agents: tuple[str, ...],
-        generation: int,
-        *,
-        starts: Mapping[str, str],
-        here: Collection[str],
-        gone: Collection[str],
-        is_over: bool,
-        status: int,
-    ) -> None:
-        """Tell who belongs to the run, which generation it has come to, and how it has ended."""
-
-    def read_record(self, after: Ended) -> None:
-        """Ask how far the run has come, and whether it has ended; `Recorded` follows."""
-
-    def claim(self, generation: int, layout: Layout) -> None:
-        """Ask for the record of a generation's number; `Claimed` follows, when the disk answers."""
-
 
 EVIDENCE_EVERY_S = 0.05
 """An answer wakes the agent. Who then asks again at once keeps a core and the disk busy for as long
 as a place is empty, which can be hours."""
 
+_ROSTER_S_PER_NODE = 1e-4
+"""While many nodes come, all are told of them together."""
+_AFTER_ROSTER = (Propose, Open, Learn)
+_HERE = -1
+"""Stands for this agent's own workers among connections."""
 Doubt = Callable[[Mapping[str, frozenset[str]]], None]
 """Takes the agents that are silent now, with their starts; asks whether they have ended."""
 
@@ -144,7 +99,6 @@ class Party:
         outlook: Outlook,
         *,
         transport: Transport,
-        make_stores: Callable[[], Stores],
         records: Records,
         note: Callable[[Note, int], None],
         clock: Callable[[], float],
@@ -153,14 +107,14 @@ class Party:
         self._owner = owner
         self._outlook = outlook
         self._transport = transport
-        self._make_stores = make_stores
         self._records = records
         self._note = note
         self._clock = clock
         self._doubt = doubt
         self._state: State | None = None
         """What is coordinated here, where this agent leads."""
-        self._stores: Stores | None = None
+        self._store = GenerationStore(generation=-1)
+        """That of the generation which was opened here last."""
         self._inbox: deque[Heeded | Event] = deque()
         self._is_busy = False
         self._told: set[int] = set()
@@ -169,6 +123,10 @@ class Party:
         """Addresses that were complained of: nobody of this run comes in there."""
         self._nameless: dict[str, float] = {}
         """Since when the name in an address has not resolved."""
+        self._is_roster_due = False
+        """Whether nodes have come or left since it was told."""
+        self._peers: dict[str, int] | None = None
+        """Connections of nodes that have joined, for the actions of one decision."""
         self._beat_s = self._renewed_s = self._asked_s = float("-inf")
         self._question: tuple[Ended, Mapping[str, frozenset[str]]] = (frozenset(), {})
         """What was asked last: the record behind these ends, and about silent agents."""
@@ -205,6 +163,16 @@ class Party:
         elif self._outlook.link is not None:
             self._transport.send(self._outlook.link, message)
 
+    def ask_store(self, request: StoreRequest) -> None:
+        """Have the coordinator serve a call of a worker's; without one the call waits in vain.
+
+        Its generation is over then. `reply` of the owner follows.
+        """
+        if self._state is not None:
+            self._serve_store(_HERE, request)
+        elif self._outlook.link is not None:
+            self._transport.send(self._outlook.link, request)
+
     def serve(self) -> None:
         """Take in what others have said."""
         for arrival in self._transport.receive():
@@ -219,8 +187,11 @@ class Party:
         self._look_for_evidence(now_s)
         if self._state is None:
             return
-        if now_s - self._beat_s >= self._outlook.beat_every_s:
+        roster_s = self._roster_s() if self._is_roster_due else math.inf
+        if now_s >= min(roster_s, self._beat_s + self._outlook.beat_every_s):
             self._send_roster(now_s)
+        elif self._is_roster_due:
+            self.due_s = min(self.due_s, roster_s)
         if now_s >= coordinator.next_deadline_s(self._state, now_s):
             self._take(Tick())
 
@@ -287,10 +258,35 @@ class Party:
         finally:
             self._is_busy = False
         self._tell_end()
-        if self._stores is not None:
-            self._stores.prepare()
+
+    def _serve_store(self, caller: int, request: StoreRequest) -> None:
+        for (peer, _), reply in self._store.serve((caller, request.worker), request):
+            if peer == _HERE:
+                self._owner.reply(reply)
+            else:
+                self._transport.send(peer, reply)
+
+    def _is_of_store(self, event: Heeded | Event) -> bool:
+        """Pass on calls of the store and replies; returns whether the event was one.
+
+        No rule of membership is about them, and they are many.
+        """
+        if not isinstance(event, Heard):
+            return False
+        message, line = event.message, self._outlook.lines.get(event.peer)
+        if isinstance(message, StoreRequest):
+            if self._state is not None and line is not None and line.join is not None:
+                self._serve_store(event.peer, message)
+            return True
+        if isinstance(message, StoreReply):
+            if event.peer == self._outlook.link:
+                self._owner.reply(message)
+            return True
+        return False
 
     def _decide(self, event: Heeded | Event) -> None:
+        if self._is_of_store(event):
+            return
         now_s = self._clock()
         if isinstance(event, Event):
             self._coordinate(event, now_s)
@@ -346,7 +342,6 @@ class Party:
             view = self._outlook
             state = self._owner.make_state(act.lost, view.dead, view.known)
             self._state = replace(state, starts=view.starts, ballot=view.hello.ballot)
-            self._stores = self._make_stores()
             self._beat_s = float("-inf")
             if act.lost:
                 fields = {"node": self._outlook.hello.node, "lost": act.lost}
@@ -354,7 +349,7 @@ class Party:
                 self._note(note, self._state.generation)
             self._owner.join()
         elif isinstance(act, Resign):
-            self._state, self._stores = None, None
+            self._state, self._store = None, GenerationStore(generation=-1)
         elif isinstance(act, Follow):
             self._records.look(act.start)
             self._owner.join()
@@ -367,9 +362,17 @@ class Party:
         before = self._state
         self._state, actions = coordinator.decide(before, event, now_s)
         is_open = self._state.stage == RUNNING
+        if self._state.opened != before.opened:
+            self._store = GenerationStore(generation=self._state.opened)
         self._renew_record(before, now_s)
         if is_open != (before.stage == RUNNING):
             self._inbox.appendleft(Settled(is_open=is_open))
+        messages = [each.message for each in actions if isinstance(each, Send)]
+        if self._is_roster_due and any(isinstance(each, _AFTER_ROSTER) for each in messages):
+            # Whoever goes on without this agent has to know of all that were there.
+            self._send_roster(now_s)
+        self._is_roster_due |= before.present.keys() != self._state.present.keys()
+        self._peers = None
         for action in actions:
             self._carry_out(action)
         if self._state.ballot != before.ballot:
@@ -377,8 +380,12 @@ class Party:
             self._outlook = replace(self._outlook, hello=hello)
             self._send_roster(now_s)
             self._owner.join()
-        if before.present.keys() != self._state.present.keys():
+        if self._is_roster_due and now_s >= self._roster_s():
             self._send_roster(now_s)
+
+    def _roster_s(self) -> float:
+        """Return when nodes may be told again of each other: so many bytes go to so many."""
+        return self._beat_s + _ROSTER_S_PER_NODE * len(self._outlook.lines)
 
     def _renew_record(self, before: State, now_s: float) -> None:
         """Have the folder know what a newcomer has to, some time after the fact."""
@@ -426,25 +433,20 @@ class Party:
             self._send(action.node, action.message)
 
     def _send(self, node: str, message: Message) -> None:
-        if isinstance(message, Open):
-            message = self._with_store(message)
         if node == self._outlook.hello.node:
             self._owner.hear(message)
             return
-        for peer, line in self._outlook.lines.items():
-            if line.join is not None and line.join.node == node:
-                self._transport.send(peer, message)
-
-    def _with_store(self, opening: Open) -> Open:
-        assert self._stores is not None
-        store = opening.store or self._stores.take(opening.generation)
-        return replace(opening, store=store)
+        if self._peers is None:
+            lines = self._outlook.lines.items()
+            self._peers = {line.join.node: peer for peer, line in lines if line.join is not None}
+        if node in self._peers:
+            self._transport.send(self._peers[node], message)
 
     def _send_roster(self, now_s: float) -> None:
         """Renew every agent's lease, and tell who would follow as coordinator."""
         if self._state is None:
             return
-        self._beat_s = now_s
+        self._beat_s, self._is_roster_due = now_s, False
         hello, layout = self._outlook.hello, self._state.layout
         addresses = {join.node: join.address for join in self._state.present.values()}
         addresses[hello.node] = hello.address
@@ -481,20 +483,3 @@ class Party:
         if self._outlook.hello.node not in self._state.present and -1 not in self._told:
             self._told.add(-1)
             self._owner.hear(self._state.ending)
-
-
-def make_outlook(
-    *,
-    run: str,
-    node: str,
-    address: str,
-    start: str,
-    endpoints: tuple[str, ...],
-    lease_s: float,
-    now_s: float,
-    program: str = "",
-) -> Outlook:
-    """Return what an agent knows that has just come."""
-    order = NO_ORDER + (endpoints.index(address) if address in endpoints else len(endpoints))
-    hello = Hello(run=run, node=node, address=address, start=start, order=order)
-    return Outlook(hello=hello, endpoints=endpoints, lease_s=lease_s, tick_s=now_s, program=program)

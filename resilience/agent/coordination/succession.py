@@ -218,11 +218,11 @@ def _calls(view: Outlook, now_s: float) -> list[Act]:
         known = [address for _, address in view.roster]
         wanted = [*view.hints, *known, *view.endpoints]
         retry_s = _RETRY_LEADING_S
+    known_here = asked | joined | {view.hello.address}
     due = [
         each
         for each in dict.fromkeys(wanted)
-        if each not in asked | joined | {view.hello.address}
-        and now_s - view.called_s.get(each, float("-inf")) >= retry_s
+        if each not in known_here and now_s - view.called_s.get(each, float("-inf")) >= retry_s
     ]
     # Who was not asked for longest comes first: silent ones keep nobody from being asked.
     due.sort(key=lambda each: view.called_s.get(each, float("-inf")))

@@ -159,6 +159,11 @@ class Crew:
         for stream, output in worker.outputs.items():
             self._watch.add(output.file, partial(self._read_output, worker, stream))
 
+    def watch_unsent(self) -> None:
+        """Hear of workers that can take more, as long as there is more for them."""
+        for worker in self.pool.workers.values():
+            self._watch.watch_writing(worker.socket.fileno(), is_wanted=bool(worker.unsent))
+
     def _read_output(self, worker: Worker, stream: WorkerStream) -> None:
         output = worker.outputs[stream]
         lines, is_open = output.read()
@@ -167,6 +172,7 @@ class Crew:
             self._watch.drop(output.file)
 
     def _read(self, worker: Worker) -> None:
+        worker.flush()
         # What it noted before it spoke stands in the log before what follows from its words.
         self._read_output(worker, WorkerStream.EVENTS)
         messages = worker.read()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from resilience.agent.processes.output import Console
-from resilience.comm.messages import PLANNED, Failed, Open
+from resilience.comm.messages import PLANNED, Failed
 from resilience.state.report import Phase, Report
 
 
@@ -19,14 +21,13 @@ class Failures:
         if self._first is None and failed.reason != PLANNED:
             self._first = failed
 
-    def open(self, opening: Open) -> None:
+    def open(self, generation: int, reports: Sequence[Report]) -> None:
         """Forget what lies before the last progress, now that a generation opens."""
-        reports = [Report.from_json(each) for each in opening.reports]
         step = max((each.step for each in reports if each.phase is not Phase.FRESH), default=-1)
         if step <= self._step:
             return
         self._step = step
-        if self._first is not None and self._first.generation < opening.generation - 1:
+        if self._first is not None and self._first.generation < generation - 1:
             self._first = None
 
     def show(self, console: Console) -> None:

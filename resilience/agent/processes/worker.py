@@ -15,6 +15,7 @@ from pathlib import Path
 from resilience.agent.processes.output import LineCutter, WorkerStream
 from resilience.comm.messages import (
     CLOSED_CONNECTION,
+    LINE_BYTES_MAX,
     OTHER_SHARD_STATUS,
     Break,
     LineReader,
@@ -80,18 +81,30 @@ class Worker:
     has_lost_peer: bool = False
     """Whether its errors speak of a connection that a peer has closed."""
     reader: LineReader = field(default_factory=LineReader)
+    unsent: bytearray = field(default_factory=bytearray)
+    """What is still to be said to it."""
 
     def send(self, message: Message) -> None:
         """Tell the worker something; one that is gone is noticed by its end.
 
-        One that does not listen, and has not for long, is ended.
+        One that does not listen while much is said to it is ended.
         """
-        try:
-            self.socket.sendall(encode(message))
-        except BlockingIOError:
+        self.unsent += encode(message)
+        self.flush()
+        if len(self.unsent) > LINE_BYTES_MAX:
             self.signal(signal.SIGKILL)
-        except OSError:
+
+    def flush(self) -> None:
+        """Send what the worker takes now."""
+        try:
+            while self.unsent:
+                with memoryview(self.unsent) as view:
+                    num_sent = self.socket.send(view, socket.MSG_DONTWAIT)
+                del self.unsent[:num_sent]
+        except BlockingIOError:
             return
+        except OSError:
+            self.unsent.clear()
 
     def read(self) -> list[Message] | None:
         """Return what the worker has said, without waiting; None where it says no more."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +30,6 @@ from resilience.agent.processes.zygote_process import (
 from resilience.inprocess.handles import EVENTS_READER, SLOT
 from resilience.inprocess.variables import ERROR_FILE
 
-_SEND_DEADLINE = struct.pack("@ll", 5, 0)
 _LOST_MAX = 3
 
 
@@ -97,7 +95,6 @@ class WorkerPool:
         if not self._free_slots:
             raise ZygoteError("too many processes of this node do not end; look for state D in ps")
         ours, theirs = socket.socketpair()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_DEADLINE)
         pipes = {stream: os.pipe() for stream in WorkerStream}
         ends = [writing for _, writing in pipes.values()]
         self._number += 1

@@ -34,6 +34,7 @@ from typing import Any, NoReturn
 from resilience.agent.processes.user_program import become_program, exit_status
 from resilience.comm.messages import Open
 from resilience.comm.page import Page
+from resilience.inprocess.env_rendezvous import serve_env
 from resilience.inprocess.handles import AGENT_FD, AGENT_PID, EVENTS_FD, read_handles
 from resilience.inprocess.plain import await_rank
 from resilience.inprocess.variables import LINEAR_ALGEBRA_THREADS, node_variables, rank_variables
@@ -181,7 +182,10 @@ def _become_worker(request: dict[str, Any], files: Sequence[int], begin: int) ->
             os.nice(_LOWEST)
         script = request["script"]
         if request["warm"] == "imports":
-            _await_rank(node_variables if script and script["alone"] else rank_variables)
+            is_alone = script and script["alone"]
+            _await_rank(node_variables if is_alone else rank_variables)
+            if not is_alone:
+                serve_env()
         if script:
             become_program(request["command"], script, (files[0], files[3]))
         run_program(request["command"])

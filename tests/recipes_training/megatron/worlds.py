@@ -23,6 +23,7 @@ from resilience.tiered.loader import load, whole_steps
 from resilience.tiered.saver import Saver
 from tests.recipes_training.groups import Quiet, make_group, open_world
 from tests.resilience.rank_processes import fork_ranks
+from tests.resilience.stores import serve_stores
 
 STEP = 2
 NAMESPACE = "run"
@@ -46,9 +47,10 @@ class Rank:
     def __init__(self, rank: int, size: int, job: Job, port: int, socket: str) -> None:
         from recipes_training.megatron.trainer import MegatronTrainer
 
+        self._book = TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
         if rank == 0:
-            self._store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-        self._world = open_world(port, "g0", rank=rank, size=size)
+            serve_stores(self._book)
+        self._world = open_world(self._book, 0, rank=rank, size=size)
         copy = plan_copy(job, size)
         layout = copy.layout(["node-0"], size)
         self._job, self._placement = job, plan_placement(job.trainer, layout, rank)

@@ -26,7 +26,7 @@ from resilience.state.digest import digest_state
 from tests.cases import slow
 from tests.recipes_training.groups import Quiet, make_group, open_world
 from tests.recipes_training.jobs import GPT_OSS, LLAMA, make_job
-from tests.recipes_training.trainer_ranks import run_process
+from tests.recipes_training.trainer_ranks import connect, run_process
 from tests.recipes_training.workers import Workers
 
 NUM_SHARDS = 2
@@ -41,7 +41,7 @@ class Process:
     """A process that is a rank where there are enough copies."""
 
     def __init__(self, job: Job, number: int, port: int) -> None:
-        self.job, self.number, self._port = job, number, port
+        self.job, self.number, self._book = job, number, connect(port)
         self._trainer: TorchTrainer | None = None
         self.losses: list[str] = []
         self.parts: dict[int, str] = {}
@@ -56,7 +56,7 @@ class Process:
         if self.number >= world_size:
             self._trainer = None
             return
-        world = open_world(self._port, f"g{generation}", rank=self.number, size=world_size)
+        world = open_world(self._book, generation, rank=self.number, size=world_size)
         is_first = self._trainer is None
         trainer = self._trainer or TorchTrainer(self.job, Quiet(), is_restartable=True)
         trainer.take_groups(

@@ -27,8 +27,7 @@ OPENING = Open(
     rank=0,
     local_rank=0,
     layout=make_layout(nodes=("n0",), num_local_ranks=1),
-    store="",
-    reports=(),
+    head="",
 )
 
 

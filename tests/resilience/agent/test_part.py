@@ -14,7 +14,7 @@ from resilience.agent.processes.worker import Worker
 from resilience.comm.messages import Break, Learn, LineReader, Message, Open, Stopped
 from resilience.events import EventLog
 from resilience.state.layout import Layout, make_layout
-from resilience.state.report import Phase, Report, fresh_report
+from resilience.state.report import Phase, Report, fresh_report, pack_reports
 
 
 def layout(*nodes: str) -> Layout:
@@ -29,9 +29,9 @@ ENTERED, PASSED = (replace(HELD, phase=each) for each in (Phase.ENTERED, Phase.P
 
 
 def opening(generation: int, own: Report = FRESH, members: Layout = MEMBERS) -> Open:
-    reports = (own.to_json(), fresh_report(members, 1, generation - 1).to_json())
+    reports = pack_reports([own, fresh_report(members, 1, generation - 1)], members)
     return Open(
-        generation=generation, rank=0, local_rank=0, layout=members, store="", reports=reports
+        generation=generation, rank=0, local_rank=0, layout=members, head="", reports=reports
     )
 
 

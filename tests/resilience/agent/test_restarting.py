@@ -187,7 +187,7 @@ def test_workers_that_stop_together_are_not_started_again(run: Run) -> None:
 # ---- what a worker is told
 
 
-OTHER_VALUES = {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE"}
+OTHER_VALUES = {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_USE_AGENT_STORE"}
 """A free port, and a file in the run's own folder."""
 NOT_TOLD = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}
 """Which torchrun sets for itself."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -20,6 +20,7 @@ from resilience.comm.messages import (
     LineReader,
     Message,
     Ready,
+    StoreCall,
     decode,
     encode,
 )
@@ -53,6 +54,7 @@ VALUES = {
     "Mapping[str, Any]": OBJECTS,
     "tuple[str, ...]": st.lists(st.text()).map(tuple),
     "tuple[Mapping[str, Any], ...]": st.lists(OBJECTS, max_size=4).map(tuple),
+    "StoreCall": st.sampled_from(get_args(StoreCall)),
     "Ballot": st.tuples(st.integers(), st.text()),
     "Layout": LAYOUTS,
     "Layout | None": st.none() | LAYOUTS,

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from resilience.errors import BrokenError, GroupOpenError, ResilienceError
 from tests.ports import free_ports
 from tests.resilience.comm.test_sockets import connect
 from tests.resilience.rank_processes import run_ranks
+from tests.resilience.stores import open_store, serve_stores
 
 LONG = timedelta(seconds=20)
 SHORT = timedelta(seconds=2)
@@ -32,7 +34,7 @@ class Seat:
     """One rank: a store to talk about the test, and worlds one after the other."""
 
     def __init__(self, rank: int, world_size: int, port: int) -> None:
-        self.rank, self.world_size, self.port = rank, world_size, port
+        self.rank, self.world_size = rank, world_size
         self._talk = TCPStore("127.0.0.1", port, timeout=LONG)
         self._ears = TCPStore("127.0.0.1", port, timeout=LONG)
 
@@ -51,9 +53,7 @@ class Seat:
         collective_timeout: timedelta = LONG,
     ) -> World:
         world.open(
-            host="127.0.0.1",
-            port=self.port,
-            prefix=f"g{generation}",
+            store=open_store(self._talk, generation),
             rank=self.rank,
             world_size=self.world_size,
             timeout=timeout,
@@ -67,11 +67,18 @@ class Seat:
     def hear(self, what: str) -> None:
         self._talk.wait([what])
 
-    def break_when(self, what: str, world: World, after_s: float = 0) -> threading.Thread:
-        """Break the world from a thread of its own once somebody tells."""
+    def break_when(
+        self, what: str, world: World, after_s: float = 0, generation: int | None = None
+    ) -> threading.Thread:
+        """Break the world from a thread of its own once somebody tells.
+
+        With a generation: once gloo has told it in the store of that.
+        """
+        ears = self._ears if generation is None else open_store(self._ears, generation)
 
         def watch() -> None:
-            self._ears.wait([what])
+            with suppress(BrokenError):  # the world's fault was first
+                ears.wait([what])
             time.sleep(after_s)
             world.break_now()
 
@@ -117,6 +124,7 @@ def play(rank: int, num_processes: int, scene: Callable[..., Any], port: int, *r
         "127.0.0.1", port, is_master=rank == world_size, timeout=LONG, wait_for_workers=False
     )
     if rank == world_size:
+        serve_stores(store)
         store.wait([f"left/{each}" for each in range(world_size)], timedelta(seconds=55))
         return None
     seat = Seat(rank, world_size, port)
@@ -176,14 +184,15 @@ def last_fails_before_it_connects(seat: Seat, num_generations: int) -> float:
     is_last = seat.rank == seat.world_size - 1
     for generation in range(num_generations):
         world = World(device_type="cpu")
-        addresses = [f"g{generation}/0//cpu//0/{rank}" for rank in range(seat.world_size)]
+        addresses = [f"0//cpu//0/{rank}" for rank in range(seat.world_size)]
         if is_last:
             # It has told its address, and waits for the others'.
-            watcher = seat.break_when(addresses[-1], world)
+            watcher = seat.break_when(addresses[-1], world, generation=generation)
         else:
             seat.hear(f"failed {generation}")
             # Whoever is to be connected to waits when the others have told theirs.
-            watcher = seat.break_when(addresses[1 - seat.rank], world, after_s=0.2)
+            told = addresses[1 - seat.rank]
+            watcher = seat.break_when(told, world, after_s=0.2, generation=generation)
         with pytest.raises((BrokenError, GroupOpenError)):
             seat.open(world, generation, timeout=NEVER)
         watcher.join()
@@ -196,34 +205,6 @@ def last_fails_before_it_connects(seat: Seat, num_generations: int) -> float:
 def test_break_ends_the_wait_for_a_rank_that_failed_before_it_connected() -> None:
     # Which of two ranks connects to the other depends on their ports.
     assert run(last_fails_before_it_connects, 3, 3) == [3.0] * 3
-
-
-def store_is_gone(seat: Seat) -> float:
-    world = World(device_type="cpu")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def hang_up() -> None:
-            server.accept()[0].close()
-            world.break_now()
-
-        watcher = threading.Thread(target=hang_up)
-        watcher.start()
-        with pytest.raises(BrokenError):
-            world.open(
-                host="127.0.0.1",
-                port=server.getsockname()[1],
-                prefix="g0",
-                rank=seat.rank,
-                world_size=seat.world_size,
-                timeout=NEVER,
-            )
-        watcher.join()
-    seat.world(1)
-    return total()
-
-
-def test_break_ends_the_search_for_a_store_whose_node_has_ended() -> None:
-    assert run(store_is_gone, 2) == [2.0] * 2
 
 
 def last_does_not_open_axes(seat: Seat) -> list[float]:

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from resilience.comm.agent_store import AgentStore
 from resilience.comm.messages import Break, Open
 from resilience.comm.page import Activity
 from resilience.errors import BrokenError
 from resilience.inprocess.generation import Generation
 from resilience.state.layout import make_layout
-from resilience.state.report import Phase, Report, fresh_report
+from resilience.state.report import Phase, Report, fresh_report, pack_reports
 
 NUMBER = 4
 LAYOUT = make_layout(nodes=["n0"], num_local_ranks=1)
@@ -20,10 +21,17 @@ OVER = Break(generation=NUMBER, reason="rank 3 is gone")
 
 def generation(report: Report | None = None, **more: Any) -> Generation:
     own = report or fresh_report(LAYOUT, 0, NUMBER - 1)
-    opening = Open(
-        generation=NUMBER, rank=0, local_rank=0, layout=LAYOUT, store="", reports=(own.to_json(),)
+    reports = pack_reports([own], LAYOUT)
+    opening = Open(generation=NUMBER, rank=0, local_rank=0, layout=LAYOUT, head="", reports=reports)
+    return Generation(
+        opening,
+        node="n0",
+        device_type="cpu",
+        page=None,
+        slot=0,
+        open_store=lambda number: AgentStore(number, pytest.fail),
+        **more,
     )
-    return Generation(opening, node="n0", device_type="cpu", page=None, slot=0, **more)
 
 
 def test_break_ends_it_with_its_reason() -> None:

@@ -11,8 +11,7 @@ OPENING = Open(
     rank=1,
     local_rank=0,
     layout=make_layout(nodes=("a", "b"), num_local_ranks=1),
-    store="fd00::1:20007",
-    reports=(),
+    head="fd00::1:20007",
 )
 
 

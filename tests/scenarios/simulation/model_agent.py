@@ -145,7 +145,7 @@ def ends_at_last(agent: Agent) -> bool:
 
 def find_begin(opening: Open) -> int:
     """Return how many steps a generation begins with."""
-    return count_steps(opening.layout, [Report.from_json(each) for each in opening.reports])
+    return count_steps(opening.layout, opening.read_reports())
 
 
 def count_steps(layout: Layout, reports: list[Report]) -> int:

@@ -39,7 +39,7 @@ from resilience.comm.messages import (
     Propose,
 )
 from resilience.state.layout import Layout
-from resilience.state.report import Phase, Report
+from resilience.state.report import Phase
 from tests.resilience.agent.coordination.decisions import find_unread
 from tests.scenarios.simulation.model_agent import (
     LAST_CALL_S,
@@ -289,7 +289,8 @@ class Turn:
         agent = self._agent
         if opening.generation <= agent.standing.generation:
             return
-        own = Report.from_json(opening.reports[opening.rank])
+        layout = opening.layout
+        own = opening.read_reports()[layout.ranks_of(layout.index_of(agent.name)).start]
         is_fresh = own.phase is Phase.FRESH
         assert is_fresh or own.to_json() == agent.report().report, "it has said something else"
         self._change(

@@ -16,8 +16,8 @@ from resilience.agent.coordination.membership import (
     Recorded,
     State,
 )
-from resilience.agent.coordination.outlook import FOLLOWING, LEADING
-from resilience.agent.coordination.party import Party, make_outlook
+from resilience.agent.coordination.outlook import FOLLOWING, LEADING, make_outlook
+from resilience.agent.coordination.party import Party
 from resilience.agent.coordination.standing import Standing
 from resilience.comm.messages import (
     Break,
@@ -31,10 +31,10 @@ from resilience.comm.messages import (
     ReplaceRank,
     Stopped,
     StopRun,
+    StoreReply,
 )
 from resilience.state.layout import Layout
-from resilience.state.report import Phase, Report, fresh_report
-from tests.scenarios.simulation.stand_ins import NoStores
+from resilience.state.report import Phase, fresh_report
 
 LEASE_S = 3.0
 
@@ -80,7 +80,6 @@ class SimNode:
                 now_s=world.network.now_s,
             ),
             transport=self.transport,
-            make_stores=NoStores,
             records=self,
             note=self.note,
             clock=lambda: world.network.now_s,
@@ -89,6 +88,9 @@ class SimNode:
 
     def note(self, note: Note, generation: int) -> None:
         self.world.notes.append((self.world.network.now_s, self.name, generation, note))
+
+    def reply(self, reply: StoreReply) -> None:
+        """Pass nothing on: workers are numbers here."""
 
     def look(self, start: str) -> None:
         """See the folder, or not: `shares_folder` of the world says."""
@@ -223,7 +225,7 @@ class SimNode:
         known, self.told, self.planned = self.told, {}, None
         self.standing, self.opening, self.is_broken = self.standing.open(opening), opening, False
         self.party.move(opening.generation, opening.layout)
-        before = opening.before or opening.layout
+        reports, before = opening.read_reports(), opening.before or opening.layout
         place = before.index_of(self.name)
         has_other_shards = place >= 0 and before.shards_of(place) != opening.layout.shards_of(
             self.place
@@ -233,17 +235,17 @@ class SimNode:
                 rank.is_fresh, rank.step = True, 0
                 continue
             number = before.ranks_of(place)[local_rank]
-            report, told = opening.reports[number], known.get(number)
-            if report["phase"] == Phase.FRESH.value:
+            report, told = reports[number], known.get(number)
+            if report.phase is Phase.FRESH:
                 rank.is_fresh, rank.step = True, 0
-            elif has_other_shards or told is None or told.report != report:
+            elif has_other_shards or told is None or told.report != report.to_json():
                 # A process whose shard is another one ends.
                 self.world.fail(self, local_rank)
 
     def check(self, opening: Open) -> None:
         """Fail for an opening that is not one of this run, or whose reports are not of its end."""
         layout, options = opening.before or opening.layout, self.world.options
-        reports = [Report.from_json(each) for each in opening.reports]
+        reports = opening.read_reports()
         num_nodes, sizes = len(opening.layout.nodes), options.policy.sizes
         assert num_nodes in (sizes or (options.num_nodes,)) or (opening.is_passing and sizes)
         assert [each.rank for each in reports] == list(range(layout.world_size))
@@ -289,7 +291,10 @@ class SimNode:
         self.is_broken = self.world.has_changed = True
         generation = self.standing.generation
         self.planned = Failed(
-            generation=generation, rank=opening.rank, reason="planned", text="as asked"
+            generation=generation,
+            rank=opening.layout.ranks_of(self.place).start,
+            reason="planned",
+            text="as asked",
         )
         self.party.tell(self.planned)
         if self.standing.generation == generation:
@@ -331,7 +336,7 @@ def find_start(opening: Open) -> int:
     """Return how many steps the ranks of a generation begin with."""
     layout = opening.layout
     before = opening.before or layout
-    reports = [Report.from_json(each) for each in opening.reports]
+    reports = opening.read_reports()
     names = {name for name in layout.nodes if _keeps_shards(name, before, layout)}
     held = [
         each

@@ -6,16 +6,6 @@ from resilience.agent.coordination.party import Party
 from resilience.agent.coordination.standing import Standing
 
 
-class NoStores:
-    """Stands for the stores of generations."""
-
-    def take(self, generation: int) -> str:
-        return f"store/{generation}"
-
-    def prepare(self) -> None:
-        return
-
-
 def describe_node(name: str, party: Party, standing: Standing, *, is_paused: bool) -> str:
     """Return what an agent knows, for a failure's message."""
     view, state = party._outlook, party.state

@@ -219,7 +219,7 @@ def broken(actions: Iterable[Action]) -> list[str]:
 
 
 def phases(opening: Open) -> list[str]:
-    return [report["phase"] for report in opening.reports]
+    return [report.phase.value for report in opening.read_reports()]
 
 
 def learned(actions: Iterable[Action]) -> list[str]:

@@ -116,7 +116,7 @@ def report(**values: Any) -> Report:
 
 def goes_on(actions: list[Action]) -> tuple[int, tuple[int, ...]]:
     """Return with which step a generation begins, and the ranks that end it alone."""
-    plan = plan_recovery([Report.from_json(each) for each in opened(actions)[0].reports])
+    plan = plan_recovery(opened(actions)[0].read_reports())
     assert isinstance(plan, RecoveryPlan)
     return plan.step, plan.roll_forward
 

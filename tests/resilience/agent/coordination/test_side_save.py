@@ -28,7 +28,7 @@ from resilience.agent.coordination.standing import Standing
 from resilience.agent.coordination.votes import find_doubted
 from resilience.comm.messages import GAVE_UP_STATUS, SaveState, StateSaved
 from resilience.state.layout import Layout, make_layout
-from resilience.state.report import Phase, Report
+from resilience.state.report import Phase
 from tests.resilience.agent.coordination.decisions import (
     OPTIONS,
     ends,
@@ -313,7 +313,7 @@ def test_nodes_that_have_saved_are_members_again_when_the_others_come_back() -> 
     state, actions = play(state, join("n0", 4, THREE), join("n1", 4, THREE), *reports, now_s=150.0)
 
     assert (state.stage, state.members.nodes, state.side_save) == (RUNNING, THREE, None)
-    told = [Report.from_json(each) for each in opened(actions)[0].reports]
+    told = opened(actions)[0].read_reports()
     assert {(each.phase, each.step) for each in told} == {(Phase.COMPUTING, 5)}
 
 

@@ -18,9 +18,7 @@ def layout(*nodes: str) -> Layout:
 
 
 MEMBERS = layout("n0", "n1")
-OPENED = Standing().open(
-    Open(generation=4, rank=0, local_rank=0, layout=MEMBERS, store="", reports=())
-)
+OPENED = Standing().open(Open(generation=4, rank=0, local_rank=0, layout=MEMBERS, head=""))
 
 
 def propose(number: int, *nodes: str, generation: int = 5) -> Propose:

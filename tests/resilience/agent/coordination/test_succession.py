@@ -29,8 +29,8 @@ from resilience.agent.coordination.outlook import (
     Outlook,
     Resign,
     Tell,
+    make_outlook,
 )
-from resilience.agent.coordination.party import make_outlook
 from resilience.agent.coordination.succession import (
     OTHER_PROGRAM_STATUS,
     TAKEN_NAME_STATUS,

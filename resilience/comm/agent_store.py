@@ -1,0 +1,173 @@
+"""A generation's store as torch uses it: calls go over the link to the agent, which passes them on.
+
+torch calls it from any thread, C++ among them, and holds no Python reference: a store of Python
+whose last reference is gone ends the process with an internal assert of torch's. So each store of
+this process is kept. A call ends with its answer, its time-out or its generation.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import os
+import queue
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from torch.distributed import DistStoreError
+from torch.distributed.distributed_c10d import Store
+
+from resilience.comm.messages import Message, StoreCall, StoreReply, StoreRequest
+from resilience.errors import BrokenError
+
+VALUE_BYTES_MAX = 16 << 20
+
+_kept: list[AgentStore] = []
+
+
+class AgentStore(Store):
+    """The store of one generation.
+
+    `send` takes requests, from any thread, and `take` gets the replies. Beside what each method
+    says, all raise BrokenError once the generation has ended, and DistStoreError after the time-out
+    (`set_timeout`, or a `wait`'s own), in a forked process, and for more than there is room for.
+    """
+
+    def __init__(self, generation: int, send: Callable[[Message], None]) -> None:
+        super().__init__()
+        self.generation = generation
+        self._send = send
+        self._pid = os.getpid()
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, queue.SimpleQueue[StoreReply | None]] = {}
+        """Of calls that wait for their reply; None tells that no reply comes."""
+        self._is_broken = False
+        self._problem = ""
+        """Of a call that waits for no reply."""
+        _kept.append(self)
+
+    def take(self, reply: StoreReply) -> None:
+        """Take in what the agent says; replies of an earlier generation may still come."""
+        call = self._calls.get(reply.number)
+        if reply.generation != self.generation:
+            return
+        if call is not None:
+            call.put(reply)
+        elif reply.problem:
+            self._problem = reply.problem
+
+    def break_now(self) -> None:
+        """End all calls, now and later; from any thread."""
+        self._is_broken = True
+        for call in list(self._calls.values()):
+            call.put(None)
+
+    # ---- what torch calls, by these names
+
+    def set(self, key: str, value: bytes | str) -> None:  # noqa: D102
+        self._tell("set", [key], [value])
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:  # noqa: D102
+        self._tell("set", keys, values)
+
+    def append(self, key: str, value: bytes | str) -> None:  # noqa: D102
+        self._tell("append", [key], [value])
+
+    def get(self, key: str) -> bytes:  # noqa: D102
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:  # noqa: D102
+        return [base64.b64decode(each) for each in self._ask("get", keys)]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:  # noqa: D102
+        self._ask("wait", keys, timeout=timeout)
+
+    def check(self, keys: Sequence[str]) -> bool:  # noqa: D102
+        return bool(self._ask("check", keys))
+
+    def add(self, key: str, amount: int) -> int:  # noqa: D102
+        return int(base64.b64decode(self._ask("add", [key], [str(amount)])[0]))
+
+    def compare_set(self, key: str, expected: bytes | str, wanted: bytes | str) -> bytes:  # noqa: D102
+        return base64.b64decode(self._ask("compare_set", [key], [expected, wanted])[0])
+
+    def delete_key(self, key: str) -> bool:  # noqa: D102
+        return bool(self._ask("delete", [key]))
+
+    def num_keys(self) -> int:  # noqa: D102
+        return int(base64.b64decode(self._ask("count", [])[0]))
+
+    def has_extended_api(self) -> bool:  # noqa: D102
+        return True
+
+    def clone(self) -> AgentStore:
+        """Return the store itself: it serves any number of threads, and ends for all together."""
+        return self
+
+    # As C++ calls them.
+    deleteKey, getNumKeys, hasExtendedApi = delete_key, num_keys, has_extended_api  # noqa: N815
+
+    # ---- calls
+
+    def _ask(
+        self,
+        call: StoreCall,
+        keys: Sequence[str],
+        values: Sequence[bytes | str] = (),
+        timeout: timedelta | None = None,
+    ) -> tuple[str, ...]:
+        number = next(self._numbers)
+        replies = self._calls[number] = queue.SimpleQueue()
+        try:
+            # Only now: a break from here on finds the call.
+            self._check()
+            self._request(call, number, keys, values)
+            timeout_set = self.timeout  # type: ignore[attr-defined]
+            wait_s = (timeout or timeout_set).total_seconds()
+            reply = replies.get(timeout=wait_s)
+        except queue.Empty:
+            self._request("cancel", number, (), ())
+            names = ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
+            raise DistStoreError(f"wait timeout after {wait_s:g} s, keys: {names}") from None
+        finally:
+            del self._calls[number]
+        if reply is None:
+            raise BrokenError("the generation ended during a call of its store")
+        if reply.problem:
+            raise DistStoreError(reply.problem)
+        return reply.values
+
+    def _tell(self, call: StoreCall, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
+        self._check()
+        self._request(call, next(self._numbers), keys, values)
+
+    def _request(
+        self, call: StoreCall, number: int, keys: Sequence[str], values: Sequence[bytes | str]
+    ) -> None:
+        for key, value in zip(keys, values, strict=False):
+            if len(value) > VALUE_BYTES_MAX:
+                raise DistStoreError(
+                    f"the value of {key!r} has {len(value)} bytes; allowed: {VALUE_BYTES_MAX}"
+                )
+        request = StoreRequest(
+            generation=self.generation,
+            number=number,
+            call=call,
+            keys=tuple(keys),
+            values=tuple(map(_encode, values)),
+        )
+        self._send(request)
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise DistStoreError(
+                "the store belongs to the process that opened its generation, not to its children"
+            )
+        if self._is_broken:
+            raise BrokenError("the generation has ended")
+        if self._problem:
+            raise DistStoreError(self._problem)
+
+
+def _encode(value: bytes | str) -> str:
+    return base64.b64encode(value if isinstance(value, bytes) else value.encode()).decode()
