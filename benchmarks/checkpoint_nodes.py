@@ -37,7 +37,9 @@ def choose_names(names: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def run_nodes(plan: Plan, names: Sequence[str]) -> Iterator[list[subprocess.Popen[bytes]]]:
+def run_nodes(
+    plan: Plan, names: Sequence[str], options: Sequence[str] = ()
+) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Run a daemon a node, each with room for two states, until the block ends."""
     ports = dict(zip(names, find_ports(len(names)), strict=True))
     with contextlib.ExitStack() as stack:
@@ -49,7 +51,7 @@ def run_nodes(plan: Plan, names: Sequence[str]) -> Iterator[list[subprocess.Pope
                     words += ["--peer", f"{other}=127.0.0.1:{ports[other]}"]
             budget_mib = 2 * plan.num_ranks * (plan.mib_per_rank + 1)
             daemons.append(
-                stack.enter_context(run_daemon(plan.folder / name, budget_mib, [*words]))
+                stack.enter_context(run_daemon(plan.folder / name, budget_mib, [*words, *options]))
             )
         yield daemons
 

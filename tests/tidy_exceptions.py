@@ -24,7 +24,7 @@ FOREIGN_TARGETS = {
     "resilience/agent/options.py": (
         "options are completed before anybody has them",
         (
-            "options.grace_s options.local_addr options.node_name options.program "
+            "options.grace_s options.local_addr options.node_name options.program options.tls "
             "options.spares_per_node options.term_deadline_s"
         ),
     ),

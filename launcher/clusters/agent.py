@@ -83,6 +83,7 @@ def agent_command(
         *((f"--nnodes={nnodes}",) if nnodes else ()),
         f"--node-name={node}",
         f"--token-file={token_file}",
+        *(("--tls",) if job.cluster.tls else ()),
         f"--run-dir={run_path}",
         *(f"--memoryd={each}" for each in memoryd),
         *((f"--node-state-command={node_state_command}",) if node_state_command else ()),

@@ -42,6 +42,8 @@ def change_job(before: Job, overrides: Sequence[str], *, hint: str) -> ChangedJo
     key that may not change, or whose value is wrong.
     """
     content = before.model_dump(mode="json", by_alias=True)
+    # A job without it leaves it out.
+    content["cluster"].setdefault("tls", False)
     schedule: object = None
     for key, value in parse_overrides(overrides):
         if key == SCHEDULE:

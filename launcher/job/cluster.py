@@ -7,9 +7,9 @@ a cluster's fields with the rest of the job are in `rules.py`.
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from launcher.job.fields import (
     AbsolutePath,
@@ -49,7 +49,23 @@ class SecretKey(Section):
     """Key in that Secret; its value becomes the variable."""
 
 
-class LocalCluster(Section):
+class _Encrypted(Section):
+    """What each kind of cluster says of the connections between nodes."""
+
+    tls: bool = False
+    """Whether agents and checkpoint daemons encrypt their connections to other nodes, with keys
+    that derive from the run's token; the nodes need cryptography, which the extra tls has."""
+
+    @model_serializer(mode="wrap")
+    def _leave_out(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave tls out where it is false: jobs of earlier versions keep their digest."""
+        content: dict[str, Any] = write(self)
+        if not self.tls:
+            del content["tls"]
+        return content
+
+
+class LocalCluster(_Encrypted):
     """This machine: each node is a process group of its own."""
 
     kind: Literal["local"]
@@ -72,7 +88,7 @@ class SlurmContainer(Section):
     """Whether to mount the user's home folder in the container."""
 
 
-class SlurmCluster(Section):
+class SlurmCluster(_Encrypted):
     """A Slurm cluster, HyperPod's among them; null leaves an option to Slurm's default."""
 
     kind: Literal["slurm"]
@@ -311,7 +327,7 @@ class RunPolicy(Section):
     slow job is found."""
 
 
-class K8sCluster(Section):
+class K8sCluster(_Encrypted):
     """A Kubernetes cluster, or HyperPod on EKS."""
 
     kind: Literal["k8s"]

@@ -187,7 +187,8 @@ def _plain_job(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
 
 def _hyperpod_job(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
     policy = cluster.run_policy
-    yield from _unread({"python": cluster.python, "rdzv_port": cluster.rdzv_port}, "job", _AGENT)
+    own = {"python": cluster.python, "rdzv_port": cluster.rdzv_port, "tls": cluster.tls or None}
+    yield from _unread(own, "job", _AGENT)
     growth = {"growth_priority_class": cluster.growth_priority_class}
     yield from _unread(growth, "job", "HyperPod's operator makes one job of all nodes")
     limits = {"retries_max": policy.retries_max, "restart_policy": policy.restart_policy}

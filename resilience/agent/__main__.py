@@ -160,7 +160,8 @@ def _run(
     note = _noting(events.write, folder) if told else events.write
     kept = Services(services, output.console.say, note, is_joining=folder.goes_on())
     make_agent = RecoveringAgent if options.recovers else RestartingAgent
-    transport = TcpTransport(listening[0], token=options.token_file or "", lease_s=options.lease_s)
+    token = options.token_file or ""
+    transport = TcpTransport(listening[0], token=token, lease_s=options.lease_s, tls=options.tls)
     endpoints = _find_endpoints(options, folder, listening[1], transport.address)
     folder.announce(transport.address, options.node_name)
     agent = make_agent(
@@ -305,7 +306,7 @@ def _services(options: argparse.Namespace, logs: Path) -> list[Service]:
             node=options.node_name,
             run_dir=options.run_dir,
             log=logs / "memoryd.log",
-            more=options.memoryd,
+            more=(*options.memoryd, *(("--tls",) if options.tls else ())),
             variables=os.environ,
         )
     ]

@@ -20,6 +20,7 @@ from resilience.agent.evidence.words import find_words
 from resilience.arguments import Parser, read_token
 from resilience.comm.messages import Drain, Drained
 from resilience.runtime.door import AGENTS
+from resilience.runtime.tls import Tls, read_tls
 
 _ANSWER_S = 10.0
 """How long an agent may take to answer."""
@@ -38,7 +39,9 @@ def main(arguments: Sequence[str]) -> int:
         type=read_token,
         help="file with the token of the run's agents (default: they have none)",
     )
+    parser.add_argument("--tls", action="store_true", help="the run has cluster.tls")
     options = parser.parse_args(arguments)
+    tls = read_tls(parser, is_asked=options.tls, token=options.token or "")
     words = find_words(options.run_dir)
     addresses = [each["address"] for each in words if each["node"] == options.node]
     # Of a run that has ended the word of an agent that was killed may be left.
@@ -62,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     # An agent that was killed has left its word, too: the newest start is asked first.
     problems = []
     for address in addresses:
-        problem = ask(options.node, address, options.token or "")
+        problem = ask(options.node, address, options.token or "", tls)
         if not problem:
             sys.stdout.write(f"{options.node} is about to leave the run\n")
             return 0
@@ -81,10 +84,10 @@ def main(arguments: Sequence[str]) -> int:
     return 1
 
 
-def ask(node: str, address: str, token: str) -> str:
+def ask(node: str, address: str, token: str, tls: Tls | None) -> str:
     """Ask the agent at HOST:PORT to have this node leave; returns why it stays."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        transport = TcpTransport(listening, token=token, lease_s=_ANSWER_S)
+        transport = TcpTransport(listening, token=token, lease_s=_ANSWER_S, tls=tls)
         try:
             return _ask(transport, transport.connect(address), node)
         finally:

@@ -37,6 +37,7 @@ from resilience.node_config import (
     parse_config,
 )
 from resilience.progress import find_problem
+from resilience.runtime.tls import read_tls
 from resilience.settings import CheckpointlessSettings, Count, Seconds, Whole
 
 _PROG = "python -m resilience.agent"
@@ -168,6 +169,9 @@ class StartOptions(BaseModel):
     """Address of this node for the others (default: found)."""
     token_file: Annotated[str | None, PlainValidator(read_token)] = None
     """File with the run's token, the same for all agents (default: none, and loopback alone)."""
+    tls: bool = False
+    """Encrypt connections to other agents and, of the checkpoint daemon, to other daemons, with
+    keys that derive from the token; for all nodes alike."""
     node_name: Annotated[str | None, PlainValidator(_node_name)] = None
     """Name of this node (default: its host name)."""
     run_dir: Annotated[Path, PlainValidator(_folder)] = Path("run")
@@ -372,6 +376,7 @@ def _refuse_contradictions(parser: argparse.ArgumentParser, options: argparse.Na
 
 def _complete(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Fill in what depends on other options, or on this machine."""
+    options.tls = read_tls(parser, is_asked=options.tls, token=options.token_file or "")
     options.node_name = options.node_name or socket.gethostname()
     if options.spares_per_node is None:
         options.spares_per_node = int(options.recovers)

@@ -13,8 +13,9 @@ token for each kind of door.
 - Kinds differ: a proof for a daemon opens no agent.
 - A process refuses its own name: it cannot be made to answer its own challenge.
 
-The door neither signs nor encrypts the bytes behind it: a host that can change packets between two
-members is not kept out. Without a token every process that reaches the port passes.
+The door neither signs nor encrypts the bytes behind it: without TLS around it, a host that can
+change packets between two members is not kept out. Without a token every process that reaches the
+port passes.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ NONCE_BYTES = 32
 _MAGIC_BYTES = 8
 _HELLO_BYTES = _MAGIC_BYTES + NAME_BYTES + NONCE_BYTES
 _PROOF_BYTES = 32
+_TLS_RECORDS = b"\x15\x16"
+"""First bytes of what speaks TLS: an alert, a handshake."""
+_ALIKE = "set cluster.tls (--tls) on all nodes alike"
+SPEAKS_TLS = f"the other end speaks TLS, and this one does not; {_ALIKE}"
+SPEAKS_PLAIN = f"the other end does not speak TLS, and this one does; {_ALIKE}"
 _IPV6_PREFIX = 64
 """Of IPv6 one host has all addresses with one prefix of so many bits."""
 
@@ -54,6 +60,11 @@ class DoorKind:
         return (
             f"{self.member} that does not know the run's token is there; all need one --token-file"
         )
+
+    @property
+    def lasting(self) -> tuple[str, ...]:
+        """Return the problems that another try does not mend."""
+        return (self.foreign, self.unproven, SPEAKS_TLS, SPEAKS_PLAIN)
 
     def derive_key(self, token: str) -> bytes:
         """Return the key of proofs: HKDF with SHA-256 (RFC 5869), one block, without a salt."""
@@ -103,7 +114,9 @@ class Door:
         """Take in at most `num_wanted` bytes, and return the answer; raises DoorError."""
         self._heard += data
         if not self._kind.magic.startswith(self._heard[:_MAGIC_BYTES]):
-            raise DoorError(self._kind.foreign, b"" if self._connects else self._hello)
+            is_tls = self._heard[:1] in _TLS_RECORDS
+            problem = SPEAKS_TLS if is_tls else self._kind.foreign
+            raise DoorError(problem, b"" if self._connects else self._hello)
         if self._heard.startswith(self._name, _MAGIC_BYTES):
             raise DoorError("this process itself is there")
         if self.num_wanted:

@@ -1,4 +1,4 @@
-"""The two kinds of transport, driven alike: waited for where they are real, moved on where not."""
+"""The kinds of transport, driven alike: waited for where they are real, moved on where not."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from resilience.agent.connections.address import listen
 from resilience.agent.connections.tcp_transport import TcpTransport
 from resilience.agent.connections.transport import Arrival, Came, Heard, Reached, Transport
 from resilience.comm.messages import Break, Message
+from resilience.runtime.tls import derive_tls
 from resilience.testing.network import Network
 
 TOKEN = "of this run"
@@ -85,13 +86,15 @@ class World(Protocol):
 class TcpWorld:
     """Real connections on this machine."""
 
-    def __init__(self, lease_s: float = 10.0) -> None:
+    def __init__(self, lease_s: float = 10.0, *, tls: bool = False) -> None:
         self.lease_s = lease_s
+        self.tls = tls
         self.nodes: list[Node] = []
         self._silent = socket.create_server(("127.0.0.1", 0))
 
     def node(self, name: str, token: str = TOKEN, host: str = "127.0.0.1") -> Node:
-        made = Node(TcpTransport(listen(host), token=token, lease_s=self.lease_s))
+        tls = derive_tls(token) if self.tls else None
+        made = Node(TcpTransport(listen(host), token=token, lease_s=self.lease_s, tls=tls))
         self.nodes.append(made)
         return made
 

@@ -71,6 +71,7 @@ def sidecar_files(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         '--dir="$MEMORYD_DIR"',
         f"--run-dir={shlex.quote(run_path(job, cluster))}",
         '--token-file="$MEMORYD_TOKEN_FILE"',
+        *(("--tls",) if cluster.tls else ()),
         f"--node={node}",
         f'--domain="${K8S_NODE}"',
     ]

@@ -15,6 +15,7 @@ import os
 import secrets
 import select
 import socket
+import ssl
 import threading
 import time
 from contextlib import suppress
@@ -25,6 +26,7 @@ from resilience.agent.connections.transport import Arrival, Came, Gone, Heard, R
 from resilience.arguments import NO_NAME
 from resilience.comm.messages import LINE_BYTES_MAX, LineReader, Message, encode
 from resilience.runtime.door import AGENTS, NAME_BYTES, NONCE_BYTES, Door, Strangers
+from resilience.runtime.tls import NOT_YET, Tls, shake_hands
 
 DOOR_S = 5.0
 """How long a stranger may take to pass the door."""
@@ -35,6 +37,8 @@ QUEUE_BYTES_MAX = LINE_BYTES_MAX
 _ACCEPTS_MAX = 32
 """So many are let in before others are heard again."""
 _READ_BYTES = 1 << 20
+_RECORD_BYTES = 16 << 10
+"""TLS says how much it has sent after each record."""
 _UNREAD_MAX = 16
 _DEAF_S = 1.0
 """How long nobody is let in where the process has no descriptor left."""
@@ -53,6 +57,8 @@ class _Connection:
     mask: int = 0
     """What its socket is waited for."""
     is_dialing: bool = False
+    is_shaking: bool = False
+    """Whether the handshake of TLS is not over yet."""
     targets: list[SocketAddress] = field(default_factory=list)
     """Addresses of the host that have not been tried yet."""
     reader: LineReader = field(default_factory=LineReader)
@@ -66,9 +72,12 @@ class TcpTransport:
     Takes over a socket of `listen`. An empty token lets everybody in who reaches it.
     """
 
-    def __init__(self, listening: socket.socket, *, token: str, lease_s: float) -> None:
+    def __init__(
+        self, listening: socket.socket, *, token: str, lease_s: float, tls: Tls | None = None
+    ) -> None:
         self._listening = listening
         self._token = token
+        self._tls = tls
         self._lease_s = lease_s
         self._name = secrets.token_bytes(NAME_BYTES)
         self._numbers = itertools.count(1)
@@ -186,6 +195,9 @@ class TcpTransport:
         if connection.is_dialing:
             self._finish_dialing(connection)
             return
+        if connection.is_shaking:
+            self._shake(connection)
+            return
         if mask & select.EPOLLOUT:
             self._flush(connection)
         if mask & ~select.EPOLLOUT:
@@ -243,27 +255,58 @@ class TcpTransport:
             return
         connection.is_dialing = False
         self._wait_for(connection, select.EPOLLIN)
-        self._send_whole(connection, connection.door.opening)
+        if connection.is_shaking:
+            self._shake(connection)
+        else:
+            self._send_whole(connection, connection.door.opening)
+
+    def _shake(self, connection: _Connection) -> None:
+        """Go on with the handshake of TLS; the few bytes of it are taken at once."""
+        assert connection.socket
+        assert self._tls
+        descriptor = connection.socket.fileno()
+        try:
+            if not isinstance(connection.socket, ssl.SSLSocket):
+                connection.socket = self._tls.wrap(connection.socket, connects=connection.connects)
+            shake_hands(connection.socket, AGENTS)
+        except NOT_YET:
+            return
+        except (OSError, ValueError) as error:
+            if connection.socket.fileno() < 0:
+                del self._by_descriptor[descriptor]
+                connection.socket = None
+            self._lose(connection, _explain(error))
+            return
+        connection.is_shaking = False
+        if connection.connects:
+            self._send_whole(connection, connection.door.opening)
 
     def _read(self, connection: _Connection) -> None:
         assert connection.socket
-        door = connection.door
         try:
-            data = connection.socket.recv(_READ_BYTES if door.is_passed else door.num_wanted)
-            if not data:
-                self._lose(connection, "it has ended the connection")
-            elif door.is_passed:
-                for message in connection.reader.feed(data):
-                    self._inbox.append(Heard(peer=connection.peer, message=message))
-            else:
-                self._knock(connection, data)
-        except BlockingIOError:
+            self._read_once(connection)
+            # What TLS holds already, the kernel does not tell of.
+            while isinstance(connection.socket, ssl.SSLSocket) and connection.socket.pending():
+                self._read_once(connection)
+        except NOT_YET:
             return
         except (OSError, ValueError) as error:
             # Not an agent of ours, or one that is gone: to talk on would be guessing.
             with suppress(OSError):
                 connection.socket.send(getattr(error, "answer", b""))
             self._lose(connection, _explain(error))
+
+    def _read_once(self, connection: _Connection) -> None:
+        assert connection.socket
+        door = connection.door
+        data = connection.socket.recv(_READ_BYTES if door.is_passed else door.num_wanted)
+        if not data:
+            self._lose(connection, "it has ended the connection")
+        elif door.is_passed:
+            for message in connection.reader.feed(data):
+                self._inbox.append(Heard(peer=connection.peer, message=message))
+        else:
+            self._knock(connection, data)
 
     def _knock(self, connection: _Connection, data: bytes) -> None:
         answer = connection.door.feed(data)
@@ -292,11 +335,12 @@ class TcpTransport:
         assert connection.socket
         waiting = connection.waiting
         is_moving = math.isinf(connection.deadline_s)
+        size = _RECORD_BYTES if self._tls else None
         while waiting:
             try:
-                with memoryview(waiting) as view:
+                with memoryview(waiting)[:size] as view:
                     num_sent = connection.socket.send(view)
-            except BlockingIOError:
+            except NOT_YET:
                 break
             except OSError:
                 # What it said before it ended is still to be read, and then its end.
@@ -321,7 +365,8 @@ class TcpTransport:
         nonce = secrets.token_bytes(NONCE_BYTES)
         door = Door(AGENTS, self._token, name=self._name, nonce=nonce, connects=connects)
         deadline_s = time.monotonic() + within_s
-        connection = _Connection(next(self._numbers), door, deadline_s, connects)
+        number, is_shaking = next(self._numbers), self._tls is not None
+        connection = _Connection(number, door, deadline_s, connects, is_shaking=is_shaking)
         self._connections[connection.peer] = connection
         return connection
 

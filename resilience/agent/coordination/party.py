@@ -313,7 +313,7 @@ class Party:
             is_apart = now_s - self._nameless.setdefault(line.address, now_s) >= NAMELESS_S
         else:
             self._nameless.pop(line.address, None)
-            is_apart = gone.reason in (AGENTS.foreign, AGENTS.unproven)
+            is_apart = gone.reason in AGENTS.lasting
         if is_apart:
             self._apart.add(line.address)
             note = Note(event="warning", fields={"text": f"{line.address}: {gone.reason}"})

@@ -2,7 +2,8 @@
 
 A connection beyond them is told so and left open for a moment: to close it at once would throw
 away the answer with the request that is on its way. Where a proof of the token is asked for, a
-connection gets a thread after it. All this happens in the listener's one thread.
+connection gets a thread after it, and after TLS's handshake. All this happens in the listener's one
+thread.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import selectors
 import socket
+import ssl
 import threading
 import time
 import traceback
@@ -17,7 +19,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from resilience.runtime.door import Door, Strangers
+from resilience.runtime.door import DAEMONS, Door, Strangers
+from resilience.runtime.tls import NOT_YET, Tls, shake_hands
 from resilience.tiered.memoryd.output import complain
 
 BACKLOG = 1024
@@ -47,14 +50,17 @@ class _Waiting:
     """When it is closed at the latest."""
     door: Door | None = None
     """None for one that was refused."""
+    is_shaking: bool = False
+    """Whether the handshake of TLS is not over yet."""
 
 
 class Listener:
     """Calls `serve` with each connection, in a thread of its own, and closes it thereafter.
 
-    With `make_door` a connection has to pass a door first. Of the connections `strangers_max` may
-    be without a call of `welcome`. `refuse` is called with one too many, which it may tell so
-    without waiting. `name` is for threads; the `complaint` is printed where none can be accepted.
+    With `make_door` a connection has to pass a door first, within `tls` if there is one. Of the
+    connections `strangers_max` may be without a call of `welcome`. `refuse` is called with one too
+    many, which it may tell so without waiting. `name` is for threads; the `complaint` is printed
+    where none can be accepted.
     """
 
     def __init__(
@@ -66,6 +72,7 @@ class Listener:
         connections_max: int,
         strangers_max: int | None = None,
         make_door: Callable[[], Door] | None = None,
+        tls: Tls | None = None,
         refuse: Callable[[socket.socket], object] = lambda connection: None,
     ) -> None:
         self._name = name
@@ -74,6 +81,7 @@ class Listener:
         self._connections_max = connections_max
         self._strangers_max = strangers_max
         self._make_door = make_door
+        self._tls = tls
         self._refuse = refuse
         self._lock = threading.Lock()
         self._open: dict[threading.Thread, socket.socket] = {}
@@ -141,11 +149,6 @@ class Listener:
         with self._lock:
             self._strangers.discard(threading.current_thread())
 
-    def swap_connection(self, connection: socket.socket) -> None:
-        """Take this for the connection of this thread: TLS makes another one of it."""
-        with self._lock:
-            self._open[threading.current_thread()] = connection
-
     def _run(self) -> None:
         while not self.is_closing:
             until_s = min((each.until_s for each in self._waiting.values()), default=None)
@@ -155,7 +158,7 @@ class Listener:
                 if key.fileobj is self._listening:
                     self._accept_one(key.fileobj)
                 elif waiting := self._waiting.get(key.fd):
-                    self._read(waiting)
+                    self._read(key.fd, waiting)
             now_s = time.monotonic()
             for number in [key for key, each in self._waiting.items() if each.until_s <= now_s]:
                 self._forget(number).close()
@@ -173,7 +176,8 @@ class Listener:
         if self._make_door is None:
             self._hand_over(connection)
             return
-        self._watch(_Waiting(connection, time.monotonic() + _PROOF_S, self._make_door()))
+        until_s, is_shaking = time.monotonic() + _PROOF_S, self._tls is not None
+        self._watch(_Waiting(connection, until_s, self._make_door(), is_shaking))
         if (leaves := self._places.add(connection.fileno(), address[0])) is not None:
             self._forget(leaves).close()
 
@@ -183,28 +187,40 @@ class Listener:
         self._waiting[waiting.connection.fileno()] = waiting
 
     def _forget(self, number: int) -> socket.socket:
-        connection = self._waiting.pop(number).connection
         self._places.remove(number)
-        self._selector.unregister(connection)
-        return connection
+        self._selector.unregister(number)
+        return self._waiting.pop(number).connection
 
-    def _read(self, waiting: _Waiting) -> None:
+    def _read(self, number: int, waiting: _Waiting) -> None:
         """Take in a part of a proof and answer it; the bytes of a refused client are dropped."""
-        connection, door = waiting.connection, waiting.door
+        door = waiting.door
         try:
-            data = connection.recv(door.num_wanted if door else 1 << 16)
-            answer = door.feed(data) if door else b""
+            if waiting.is_shaking:
+                self._shake(waiting)
+            data = waiting.connection.recv(door.num_wanted if door else 1 << 16)
+            answer = door.feed(data) if door and data else b""
             # A new connection takes the few bytes of an answer at once.
-            is_open = bool(data) and (not answer or connection.send(answer) == len(answer))
-        except BlockingIOError:
+            is_open = bool(data) and (not answer or waiting.connection.send(answer) == len(answer))
+        except NOT_YET:
             return
-        except (OSError, ValueError):  # it is gone, or its proof is wrong
+        except (OSError, ValueError) as error:  # it is gone, or its proof is wrong
+            if answer := getattr(error, "answer", b""):
+                with suppress(OSError):
+                    waiting.connection.send(answer)
             is_open = False
         if not is_open:
-            self._forget(connection.fileno()).close()
+            self._forget(number).close()
         elif door and door.is_passed:
-            self._forget(connection.fileno()).setblocking(True)  # noqa: FBT003
+            connection = self._forget(number)
+            connection.setblocking(True)  # noqa: FBT003
             self._hand_over(connection)
+
+    def _shake(self, waiting: _Waiting) -> None:
+        assert self._tls
+        if not isinstance(waiting.connection, ssl.SSLSocket):
+            waiting.connection = self._tls.wrap(waiting.connection, connects=False)
+        shake_hands(waiting.connection, DAEMONS)
+        waiting.is_shaking = False
 
     def _hand_over(self, connection: socket.socket) -> None:
         thread = threading.Thread(

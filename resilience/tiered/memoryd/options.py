@@ -132,16 +132,7 @@ def parse_options(arguments: Sequence[str] | None) -> MemorydOptions:
             f"argument --budget-mib: {given.budget_mib} is more than the {size_mib} MiB of the "
             f"file system of {folder}"
         )
-    if given.http and not token and not is_loopback(given.http[0]):
-        parser.error(
-            f"argument --http: {given.http[0]!r} can be reached from other machines, which needs "
-            "--token-file; without it, an address of loopback is allowed, as 127.0.0.1:9200"
-        )
-    if given.http_open and not (given.http and is_loopback(given.http[0])):
-        parser.error(
-            "argument --http-open: allowed only with --http on an address of loopback, as "
-            "127.0.0.1:9200"
-        )
+    _check_http(parser, given, token)
     name = given.node or socket.gethostname()
     own = Node(name=name, domain=given.domain or name, switch=given.switch)
     peers = read_peer_settings(parser, given, own, token)
@@ -164,6 +155,24 @@ def parse_options(arguments: Sequence[str] | None) -> MemorydOptions:
         lease_s=given.lease_s,
         ready_file=given.ready_file,
     )
+
+
+def _check_http(parser: argparse.ArgumentParser, given: argparse.Namespace, token: str) -> None:
+    if given.http and not token and not is_loopback(given.http[0]):
+        parser.error(
+            f"argument --http: {given.http[0]!r} can be reached from other machines, which needs "
+            "--token-file; without it, an address of loopback is allowed, as 127.0.0.1:9200"
+        )
+    if given.tls and given.http and not is_loopback(given.http[0]):
+        parser.error(
+            f"argument --tls: the HTTP door at {given.http[0]!r} has no TLS; allowed: an address "
+            "of loopback, as --http 127.0.0.1:9200"
+        )
+    if given.http_open and not (given.http and is_loopback(given.http[0])):
+        parser.error(
+            "argument --http-open: allowed only with --http on an address of loopback, as "
+            "127.0.0.1:9200"
+        )
 
 
 def _defaults(config: MemorydConfig) -> dict[str, Any]:

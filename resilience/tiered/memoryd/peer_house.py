@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import socket
-import ssl
 import threading
 import time
 from collections import defaultdict
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 
 from resilience.arguments import NO_NAME, parse_endpoint
 from resilience.runtime.door import DAEMONS, NAME_BYTES, NONCE_BYTES, Door
+from resilience.runtime.tls import shake_hands
 from resilience.tiered.catalog import Copy, StepAt
 from resilience.tiered.errors import RefusedError
 from resilience.tiered.memoryd.http_spaces import PREFIX as HTTP_PREFIX
@@ -73,8 +73,6 @@ class PeerHouse:
     boot: str = field(default_factory=lambda: secrets.token_hex(NAME_BYTES // 2))
     """This life of this daemon."""
     begin: Begin
-    client_tls: ssl.SSLContext | None = None
-    server_tls: ssl.SSLContext | None = None
     on_peer: Callable[[str], None] = lambda name: None
     """Called with the name of a node whose connection has come."""
     on_stranger: Callable[[Node], None] = lambda node: None
@@ -187,10 +185,10 @@ class PeerHouse:
             raise OSError(f"{node.address}: {NO_NAME}: {error.strerror}") from error
         self.nameless.pop(node.address, None)
         try:
+            if tls := self.settings.tls:
+                connection = wrapped = tls.wrap(connection, connects=True)
+                shake_hands(wrapped, DAEMONS)
             pass_door(connection, self.make_door(connects=True))
-            if self.client_tls:
-                connection.settimeout(HELLO_TIMEOUT_S)
-                connection = self.client_tls.wrap_socket(connection)
             peer = PeerSocket(connection, stall_s=self.settings.gone_s)
             own = self.settings.own
             hello = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ssl
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field, PlainValidator
 
 from resilience.arguments import add_options, is_loopback, parse_endpoint
+from resilience.runtime.tls import Tls, read_tls
 from resilience.settings import RamTier
 from resilience.tiered.placement import Node
 
@@ -19,35 +19,6 @@ PEERS_MAX = 4096
 _PEERS_BYTES_MAX = 1 << 20
 _NAME_CHARS_MAX = 256
 _FORM = "NAME=HOST:PORT, or NAME=HOST:PORT;domain=D;switch=S"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsFiles:
-    """Who this node is, and whom it believes."""
-
-    cert: Path
-    key: Path
-    ca: Path
-    """Its certificates are given to nodes alone: whoever has one and the token is a node."""
-
-    def make_context(self, *, is_server: bool) -> ssl.SSLContext:
-        """Return what makes TLS of a connection; both sides show a certificate.
-
-        Names are not compared, since nodes are known by address and token. Raises OSError
-        where a file cannot be read or is none.
-        """
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_REQUIRED
-        try:
-            context.load_cert_chain(self.cert, self.key)
-            context.load_verify_locations(self.ca)
-        except OSError as error:
-            raise OSError(
-                f"the files of TLS cannot be used ({self.cert}, {self.key}, {self.ca}): {error}"
-            ) from error
-        return context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +36,7 @@ class PeerSettings:
     """They are to have it instead of this node, which lets go of what was written to it."""
     token: str = ""
     """What everybody has to know; without it, the door belongs on loopback."""
-    tls: TlsFiles | None = None
+    tls: Tls | None = None
     gone_s: float = 10.0
     """Who is silent for so long is gone."""
 
@@ -113,12 +84,9 @@ class _Peers(BaseModel):
     those get to know it that were started before it and told of others."""
     switch: str = ""
     """What this node is plugged into; others there are near."""
-    tls_cert: Path | None = None
-    """This node's certificate, for other nodes."""
-    tls_key: Path | None = None
-    """Its key."""
-    tls_ca: Path | None = None
-    """Certificates of the authority that certifies nodes, and nobody else."""
+    tls: bool = False
+    """Encrypt connections to other nodes, with keys that derive from the token; for all nodes
+    alike."""
     peer_gone_s: Annotated[float, Field(ge=0.1, le=3600)] = 10.0
     """A node that is silent for so long is gone."""
 
@@ -134,6 +102,7 @@ def read_peer_settings(
     parser: argparse.ArgumentParser, given: argparse.Namespace, own: Node, token: str
 ) -> PeerSettings | None:
     """Return what the options say; ends the process with one message where they are wrong."""
+    tls = read_tls(parser, is_asked=given.tls, token=token)
     named = (*given.peer, *(given.peers_file or ()))
     peers = tuple(each for each in named if each.name != own.name)
     address = next((each.address for each in named if each.name == own.name), "")
@@ -155,9 +124,6 @@ def read_peer_settings(
         )
     if len({each.name for each in peers}) < len(peers) or len(peers) > PEERS_MAX:
         parser.error(f"argument --peer: want each name once, and {PEERS_MAX} at most")
-    files = (given.tls_cert, given.tls_key, given.tls_ca)
-    if any(files) and not all(files):
-        parser.error("argument --tls-cert: needs --tls-key and --tls-ca, and they need it")
     return PeerSettings(
         own=replace(own, address=address),
         listen=listen,
@@ -165,6 +131,6 @@ def read_peer_settings(
         replicas=given.replicas,
         holds_instead=given.peers_hold == "instead",
         token=token,
-        tls=TlsFiles(cert=files[0], key=files[1], ca=files[2]) if all(files) else None,
+        tls=tls,
         gone_s=given.peer_gone_s,
     )

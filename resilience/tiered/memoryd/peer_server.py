@@ -283,14 +283,6 @@ class PeerSession:
 
 def serve_peer(house: PeerHouse, listener: Listener, accepted: socket.socket) -> None:
     """Serve one connection of another daemon to its end; in a thread of its own."""
-    connection = accepted
     with suppress(OSError):
-        if house.server_tls:
-            accepted.settimeout(HELLO_TIMEOUT_S)
-            connection = wrapped = house.server_tls.wrap_socket(
-                accepted, server_side=True, do_handshake_on_connect=False
-            )
-            listener.swap_connection(wrapped)
-            wrapped.do_handshake()
-        peer = PeerSocket(connection, stall_s=house.settings.gone_s)
+        peer = PeerSocket(accepted, stall_s=house.settings.gone_s)
         PeerSession(house, peer, listener).serve()

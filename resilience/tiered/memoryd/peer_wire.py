@@ -1,7 +1,7 @@
 """A connection between two daemons: what frames say, and the bytes of shards between them.
 
     dialer                                 listener
-    the door of resilience.runtime, and then TLS where files for it are given
+    TLS where it is asked for, and then the door of resilience.runtime
     hello{node, address, boot, ...}        {node, version}
     inventory{copies, jobs, is_first}      {}
     changes{new, gone, jobs}               {}

@@ -45,8 +45,8 @@ _IDLE_MAX = 4
 class PeerDoor:
     """The daemons of the other nodes, from `start` to `close`; a `peering.Peers`.
 
-    `folder` keeps the list of copies: the arena's. Raises OSError where the address or the
-    files of TLS cannot be used, in `start`.
+    `folder` keeps the list of copies: the arena's. Raises OSError where the address cannot be used,
+    in `start`.
     """
 
     def __init__(self, vault: Vault, folder: Path, settings: PeerSettings) -> None:
@@ -74,6 +74,7 @@ class PeerDoor:
             complaint="cannot accept connections of other nodes",
             connections_max=_CONNECTIONS_MAX + _CONNECTIONS_PEER * max(1, len(settings.peers)),
             make_door=partial(self._house.make_door, connects=False),
+            tls=settings.tls,
         )
         self._lock = threading.Lock()
         self._idle: dict[str, list[PeerSocket]] = defaultdict(list)
@@ -110,9 +111,6 @@ class PeerDoor:
     def start(self) -> None:
         """Listen, and begin to connect."""
         house = self._house
-        if tls := house.settings.tls:
-            house.client_tls = tls.make_context(is_server=False)
-            house.server_tls = tls.make_context(is_server=True)
         before = house.vault.on_change
 
         def tell() -> None:

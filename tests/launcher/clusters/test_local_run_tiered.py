@@ -20,7 +20,7 @@ from resilience.tiered.memoryd.local import SOCKET_NAME
 from tests.launcher.command import TIMEOUT_S
 from tests.launcher.local_job import local_job
 from tests.launcher.shipped import rendered
-from tests.processes import descendants, wait_for_end
+from tests.processes import command_of, descendants, wait_for_end
 from tests.resilience.tiered.daemons import make_content, make_id, save
 
 SHM = Path("/dev/shm")
@@ -122,12 +122,14 @@ def running(folder: Path, *overrides: str) -> Iterator[Run]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    with running(tmp_path) as started:
+    with running(tmp_path, "resilience/tiered=ram", "cluster.tls=true") as started:
         started.wait_for_workers()
         yield started
 
 
 def test_run_that_succeeds_leaves_no_memory_behind(run: Run) -> None:
+    commands = [command_of(each).split(b"\0") for each in run.daemons()]
+    assert [b"--tls" in each for each in commands] == [True, True]
     arenas = run.arenas()
     token = run.folder / "run.token"
     assert [folder.parent for folder in arenas] == [SHM, SHM]

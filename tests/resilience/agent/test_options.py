@@ -183,6 +183,7 @@ WRONG_WORDS = [
         "--local-addr 192.0.2.1 --token-file /dev/null",
         "argument --token-file: '/dev/null' cannot be read: ",
     ),
+    ("--tls", "argument --tls: needs --token-file, since its keys derive from the token"),
     ("--token-file missing", "argument --token-file: 'missing' cannot be read"),
     ("--config /dev/null", "argument --config: '/dev/null' cannot be read: is no plain file"),
     ("--config .", "argument --config: '.' cannot be read: is no plain file"),

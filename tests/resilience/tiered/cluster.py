@@ -11,11 +11,11 @@ from pathlib import Path
 from resilience.tiered.shard import ShardId
 from tests.ports import free_ports
 from tests.resilience.tiered.daemons import LIMIT_S, Daemon, load
-from tests.resilience.tiered.fault_proxy import FaultProxy
+from tests.resilience.tiered.fault_proxy import Recorder
 from tests.resilience.tiered.kept import wait_until
 
 
-class Wire(FaultProxy):
+class Wire(Recorder):
     """Passes bytes on to a port; may stop, or flip a bit, where so many have gone up."""
 
     def __init__(self, port: int, to_port: int) -> None:

@@ -90,6 +90,9 @@ class FaultProxy:
         with self._lock:
             self._links.discard(link)
 
+    def note(self, data: bytes) -> None:
+        """Take note of what is passed on, either way."""
+
     def tamper(self, data: bytes, passed: int) -> bytes | None:
         """Return what is passed on of what a client sends; None where its connection is cut."""
         return data
@@ -120,6 +123,18 @@ class FaultProxy:
             with self._lock:
                 self._links.add(link)
             link.start()
+
+
+class Recorder(FaultProxy):
+    """Remembers all bytes that it passes on: what a sniffer between two nodes sees."""
+
+    def __init__(self, port: int, *, listens_at: int = 0) -> None:
+        self.seen = bytearray()
+        super().__init__(port, listens_at=listens_at)
+
+    def note(self, data: bytes) -> None:
+        with self._lock:
+            self.seen += data
 
 
 class _Link:
@@ -176,6 +191,7 @@ class _Link:
             tampered = self._proxy.tamper(data, passed)
             if tampered is None:
                 return False
+            self._proxy.note(tampered)
             self._server.sendall(tampered)
             passed += len(data)
             self._proxy.count_up(len(data))
@@ -189,6 +205,7 @@ class _Link:
             if _is_cut(self._proxy.fault, "cut_down", passed + len(data)):
                 self._client.sendall(data[: len(data) // 2])
                 return False
+            self._proxy.note(data)
             self._client.sendall(data)
             passed += len(data)
         self._client.shutdown(socket.SHUT_WR)

@@ -27,6 +27,7 @@ from tests.scenarios.tiered.runs import (
     start_nodes,
     tiered,
 )
+from tests.tokens import write_token
 
 NUM_STEPS = 40
 PROGRAMS = "tests.scenarios.recovery.programs"
@@ -168,15 +169,19 @@ def test_run_that_gives_up_saves_in_its_tiers_and_says_so(tmp_path, undisturbed,
 
 @pytest.mark.slow
 def test_two_nodes_that_lose_all_workers_and_one_memory(tmp_path, undisturbed):  # noqa: F811
-    """Each node has a whole copy; the one that lost its memory reads from the other."""
-    names = ("n0", "n1")
+    """Each node has a whole copy; the one that lost its memory reads from the other, over TLS."""
+    names, token = ("n0", "n1"), write_token(tmp_path / "token")
+    options = ("--tls", f"--token-file={token}")
     job = make_tiered_job(
         "hybrid", max_steps=NUM_STEPS, num_nodes=2, num_devices=2, faults=[SLOW], settings=PATIENT
     )
 
-    with start_nodes(tmp_path / "nodes", names) as nodes:
-        variables = {each: nodes.variables(each) for each in names}
-        with start_run(tmp_path / "run", job, nodes=names, by_node=variables) as run:
+    with start_nodes(tmp_path / "nodes", names, options=options) as nodes:
+        own = {"MEMORYD_TOKEN_FILE": str(token)}
+        variables = {each: nodes.variables(each) | own for each in names}
+        with start_run(
+            tmp_path / "run", job, nodes=names, by_node=variables, options=options
+        ) as run:
             run.wait_for_step(17)
             nodes.lose_memory("n1")
             run.kill_ranks(0, 1, 2, 3)

@@ -6,6 +6,7 @@ import resource
 import secrets
 import select
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from resilience.agent.connections.tcp_transport import (
 from resilience.agent.connections.transport import Gone
 from resilience.comm.messages import encode
 from resilience.runtime.door import AGENTS, NAME_BYTES, NONCE_BYTES, Door, DoorError, DoorKind
+from resilience.runtime.tls import NOT_YET, derive_tls, shake_hands
 from tests.resilience.transports import LIMIT_S, TOKEN, Node, TcpWorld, say
 
 ROOT = str(Path(__file__).parents[4])
@@ -37,8 +39,8 @@ few = settings(
 class Pair:
     """Two agents that talk, of which strangers want something."""
 
-    def __init__(self, lease_s: float = 10.0) -> None:
-        self.world = TcpWorld(lease_s)
+    def __init__(self, lease_s: float = 10.0, *, tls: bool = False) -> None:
+        self.world = TcpWorld(lease_s, tls=tls)
         self.a, self.b = self.world.node("a"), self.world.node("b")
         self.b_of_a = self.a.transport.connect(self.b.transport.address)
         self.world.settle(lambda: bool(self.a.arrived and self.b.arrived))
@@ -50,6 +52,25 @@ class Pair:
         address, _, port = (node or self.a).transport.address.rpartition(":")
         return socket.create_connection((address, int(port)), source_address=(host, 0))
 
+    def shake(self, stranger: socket.socket) -> socket.socket:
+        """Return a stranger's connection before the door, after TLS's handshake if there is one."""
+        if not self.world.tls:
+            return stranger
+        stranger.setblocking(False)  # noqa: FBT003
+        connection = derive_tls(TOKEN).wrap(stranger, connects=True)
+        while connection.version() is None:
+            with suppress(*NOT_YET):
+                shake_hands(connection, AGENTS)
+            self.world.turn(time.monotonic() + 0.01)
+        connection.setblocking(True)  # noqa: FBT003
+        return connection
+
+    def friend(self, host: str = "127.0.0.1") -> socket.socket:
+        """Return a connection that has passed the first agent's door."""
+        connection = self.shake(self.stranger(host))
+        knock(connection, TOKEN, self.world)
+        return connection
+
     def settle_until_closed(self, stranger: socket.socket) -> bytes:
         """Return what a stranger is told before its connection ends."""
         stranger.setblocking(False)  # noqa: FBT003
@@ -58,9 +79,9 @@ class Pair:
         def is_closed() -> bool:
             try:
                 data = stranger.recv(1 << 16)
-            except BlockingIOError:
+            except NOT_YET:
                 return False
-            except ConnectionError:
+            except OSError:
                 return True
             told.extend(data)
             return not data
@@ -84,17 +105,17 @@ class Pair:
         self.b.arrived.clear()
 
 
-@pytest.fixture
-def two() -> Iterator[Pair]:
-    each = Pair()
+@pytest.fixture(params=[False, True], ids=["plain", "tls"])
+def two(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    each = Pair(tls=request.param)
     each.a.arrived.clear()
     each.b.arrived.clear()
     yield each
     each.world.close()
 
 
-def knock(stranger: socket.socket, token: str, world: TcpWorld) -> list[bytes]:
-    """Go through the door by hand; returns what was sent."""
+def knock(stranger: socket.socket, token: str, world: TcpWorld, more: bytes = b"") -> None:
+    """Go through the door by hand, and send more with the proof."""
     door = Door(
         AGENTS,
         token,
@@ -102,14 +123,12 @@ def knock(stranger: socket.socket, token: str, world: TcpWorld) -> list[bytes]:
         nonce=secrets.token_bytes(NONCE_BYTES),
         connects=True,
     )
-    sent = [door.opening]
     stranger.sendall(door.opening)
     while not door.is_passed:
         while not select.select([stranger], [], [], 0)[0]:
             world.turn(time.monotonic() + 0.01)
-        sent.append(door.feed(stranger.recv(door.num_wanted)))
-    stranger.sendall(sent[-1])
-    return sent
+        proof = door.feed(stranger.recv(door.num_wanted))
+    stranger.sendall(proof + more)
 
 
 @few
@@ -127,8 +146,7 @@ def test_garbage_at_the_door(two: Pair, data: bytes) -> None:
 @few
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=5))
 def test_garbage_behind_the_door_ends_that_connection(two: Pair, lines: list[bytes]) -> None:
-    with two.stranger() as friend:
-        knock(friend, TOKEN, two.world)
+    with two.friend() as friend:
         friend.sendall(b"\n".join([b"", *lines, b"{}\n"]))
         two.settle_until_closed(friend)
 
@@ -137,7 +155,7 @@ def test_garbage_behind_the_door_ends_that_connection(two: Pair, lines: list[byt
 
 def test_agent_of_another_version_hears_which_version_is_there(two: Pair) -> None:
     """So it can say why it does not join: code in a shared folder may change within a run."""
-    with two.stranger() as other:
+    with two.shake(two.stranger()) as other:
         other.sendall(b"agents 1".ljust(len(MAGIC) + NAME_BYTES + NONCE_BYTES))
         told = two.settle_until_closed(other)
     assert told.startswith(MAGIC)
@@ -148,9 +166,16 @@ def test_agent_of_another_version_hears_which_version_is_there(two: Pair) -> Non
     two.check_undisturbed()
 
 
+def test_a_message_in_one_record_with_the_proof_is_heard(two: Pair) -> None:
+    with two.shake(two.stranger()) as friend:
+        knock(friend, TOKEN, two.world, encode(say(1)))
+        two.world.settle(lambda: len(two.a.arrived) == 2)
+
+        two.check_undisturbed("Came", "Heard")
+
+
 def test_half_a_message_holds_nobody_up(two: Pair) -> None:
-    with two.stranger() as friend:
-        knock(friend, TOKEN, two.world)
+    with two.friend() as friend:
         friend.sendall(encode(say(1)) + encode(say(2))[:-5])
         two.world.settle(lambda: len(two.a.arrived) == 2)
         two.check_undisturbed("Came", "Heard")
@@ -164,8 +189,7 @@ def test_peer_that_does_not_read_is_gone_and_holds_nobody_up() -> None:
     two = Pair(lease_s=2.0)
     two.a.arrived.clear()
     two.b.arrived.clear()
-    with two.stranger() as friend:
-        knock(friend, TOKEN, two.world)
+    with two.friend():
         two.world.settle(lambda: bool(two.a.arrived))
         (came,) = two.a.arrived
         for number in range(20):
@@ -177,9 +201,26 @@ def test_peer_that_does_not_read_is_gone_and_holds_nobody_up() -> None:
     two.world.close()
 
 
+@pytest.mark.parametrize("tls", [False, True])
+def test_peer_that_reads_a_long_message_slowly_stays(*, tls: bool) -> None:
+    two = Pair(lease_s=0.5, tls=tls)
+    two.a.arrived.clear()
+    with two.friend() as friend:
+        two.world.settle(lambda: bool(two.a.arrived))
+        (came,) = two.a.arrived
+        two.a.transport.send(came.peer, say(1, "x" * (40 << 20)))
+        end_s = time.monotonic() + 3 * two.world.lease_s
+        while time.monotonic() < end_s:
+            for _ in range(32):
+                friend.recv(1 << 14)
+            two.world.turn(time.monotonic() + 0.05)
+
+        assert two.a.kinds() == ["Came"]
+    two.world.close()
+
+
 def test_peer_for_which_too_much_waits_is_gone(two: Pair) -> None:
-    with two.stranger() as friend:
-        knock(friend, TOKEN, two.world)
+    with two.friend():
         two.world.settle(lambda: bool(two.a.arrived))
         (came,) = two.a.arrived
         half = say(1, "x" * (QUEUE_BYTES_MAX // 2))
@@ -194,7 +235,7 @@ def test_peer_for_which_too_much_waits_is_gone(two: Pair) -> None:
 
 def test_silence_at_the_door_has_a_deadline(two: Pair) -> None:
     with two.stranger() as stranger:
-        stranger.sendall(MAGIC)
+        stranger.sendall(b"\x16" if two.world.tls else MAGIC)
         two.check_undisturbed()
         due_s = two.a.transport.tick(time.monotonic())
         assert due_s < time.monotonic() + DOOR_S
@@ -204,18 +245,29 @@ def test_silence_at_the_door_has_a_deadline(two: Pair) -> None:
         two.check_undisturbed()
 
 
+@pytest.mark.parametrize("data", [b"", b"x"])
+def test_a_connection_that_is_reset_at_once_harms_nobody(two: Pair, data: bytes) -> None:
+    stranger = two.stranger()
+    stranger.sendall(data)
+    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    stranger.close()
+
+    two.check_undisturbed()
+    assert two.a.transport.tick(time.monotonic()) == float("inf")
+
+
 def test_a_flood_from_one_host_takes_nobody_s_place(two: Pair) -> None:
     with ExitStack() as stack:
         flood = [
             stack.enter_context(two.stranger("127.0.0.2")) for _ in range(ORIGIN_STRANGERS_MAX + 9)
         ]
-        friend = stack.enter_context(two.stranger())
+        friend = two.stranger()
         early = flood[: len(flood) - ORIGIN_STRANGERS_MAX]
         for each in early:
             two.settle_until_closed(each)
+        friend = stack.enter_context(two.shake(friend))
         knock(friend, TOKEN, two.world)
-        late = stack.enter_context(two.stranger("127.0.0.2"))
-        knock(late, TOKEN, two.world)
+        stack.enter_context(two.friend("127.0.0.2"))
         two.world.settle(lambda: len(two.a.arrived) == 2)
 
         two.check_undisturbed("Came", "Came")
@@ -238,8 +290,9 @@ def test_without_descriptors_nobody_is_let_in_until_there_are_some(two: Pair) ->
             assert not select.select([two.a.transport], [], [], 0)[0]
             two.check_undisturbed()
         two.a.transport.tick(due_s)
-        knock(friend, TOKEN, two.world)
-        two.check_undisturbed("Came")
+        with two.shake(friend) as passing:
+            knock(passing, TOKEN, two.world)
+            two.check_undisturbed("Came")
 
 
 def test_a_process_that_stood_still_reads_before_it_judges(two: Pair) -> None:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from resilience.agent.connections.transport import Gone, Heard, Reached
 from tests.resilience.transports import MemoryWorld, TcpWorld, World, pair, say
 
+KINDS = {"tcp": TcpWorld, "tls": partial(TcpWorld, tls=True), "memory": MemoryWorld}
 
-@pytest.fixture(params=[TcpWorld, MemoryWorld], ids=["tcp", "memory"])
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     each = request.param()
     yield each
     each.close()
 
 
-@pytest.fixture(params=[TcpWorld, MemoryWorld], ids=["tcp", "memory"])
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
 def hasty_world(request: pytest.FixtureRequest) -> Iterator[World]:
     each = request.param(lease_s=0.2)
     yield each

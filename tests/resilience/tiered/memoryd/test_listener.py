@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 import secrets
-import shutil
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from resilience.runtime.door import AGENTS, NAME_BYTES, NONCE_BYTES, Door, DoorError
+from resilience.runtime.door import AGENTS, DAEMONS, NAME_BYTES, NONCE_BYTES, Door, DoorError
+from resilience.runtime.tls import derive_tls, shake_hands
 from resilience.tiered.memoryd.listener import Listener, listen_at
 from resilience.tiered.memoryd.peer_house import pass_door
-from resilience.tiered.memoryd.peer_options import TlsFiles
 from resilience.tiered.memoryd.peer_wire import write_id
 from tests.resilience.tiered.cluster import Cluster, make_cluster, wait_held
 from tests.resilience.tiered.daemons import LIMIT_S, MIB, ask, make_content, make_id, save
@@ -25,7 +25,6 @@ from tests.resilience.tiered.memoryd.test_peers import (
     connect,
     hello,
     knock,
-    make_certificates,
     make_door,
 )
 from tests.tokens import write_token
@@ -137,28 +136,31 @@ def test_a_number_without_end_is_refused(pair: Cluster, tmp_path: Path) -> None:
     assert reply["error"] == "invalid"
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
-def test_tls_encrypts_the_last_answer_of_a_daemon_that_ends(tmp_path: Path) -> None:
-    make_certificates(tmp_path, "a")
-    cert, key, ca = (tmp_path / each for each in ("a.pem", "a.key", "ca.pem"))
-    files = TlsFiles(cert=cert, key=key, ca=ca)
-    answer = secrets.token_bytes(4096)
+def test_tls_encrypts_the_last_answer_of_a_daemon_that_ends() -> None:
+    tls, answer = derive_tls(TOKEN), secrets.token_bytes(4096)
 
     def serve(accepted: socket.socket) -> None:
-        connection = files.make_context(is_server=True).wrap_socket(accepted, server_side=True)
-        listener.swap_connection(connection)
-        connection.sendall(b"ready")
-        socket.socket.recv(connection, 1)  # until the listener hangs up
-        connection.sendall(answer)
+        accepted.sendall(b"ready")
+        socket.socket.recv(accepted, 1)  # until the listener hangs up
+        accepted.sendall(answer)
 
-    listener = Listener("test", serve, complaint="cannot accept", connections_max=1)
+    listener = Listener(
+        "test",
+        serve,
+        complaint="cannot accept",
+        connections_max=1,
+        make_door=partial(make_door, TOKEN, connects=False),
+        tls=tls,
+    )
     listening = listen_at("127.0.0.1", 0)
     with knock(listening.getsockname()[1]) as client:
         listener.start(listening)
-        tls = files.make_context(is_server=False).wrap_socket(client)
-        assert tls.recv(16) == b"ready"
+        connection = tls.wrap(client, connects=True)
+        shake_hands(connection, DAEMONS)
+        pass_door(connection, make_door(TOKEN))
+        assert connection.recv(16) == b"ready"
         listener.close()
-        with socket.socket(fileno=tls.detach()) as wire:
+        with socket.socket(fileno=connection.detach()) as wire:
             sent = b"".join(iter(lambda: wire.recv(1 << 16), b""))
 
     assert len(sent) > len(answer)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import secrets
-import shutil
 import signal
 import socket
 import struct
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from resilience.runtime.door import DAEMONS, NAME_BYTES, NONCE_BYTES, Door
+from resilience.runtime.door import (
+    DAEMONS,
+    NAME_BYTES,
+    NONCE_BYTES,
+    SPEAKS_PLAIN,
+    SPEAKS_TLS,
+    Door,
+)
 from resilience.tiered.errors import RefusedError
 from resilience.tiered.frames import FrameSocket
 from resilience.tiered.memoryd.peer_directory import Directory
@@ -36,8 +41,10 @@ from tests.resilience.tiered.daemons import (
     save,
 )
 from tests.resilience.tiered.kept import lose_memory, wait_until
+from tests.tokens import write_token
 
 KEEP = ("--keep", "8")
+TOKEN = "a token that no stranger knows"
 
 
 @pytest.fixture
@@ -238,36 +245,44 @@ def test_who_has_another_token_gets_nothing(tmp_path: Path) -> None:
         assert cluster["b"].client(None, token="secret of node b").status()["namespaces"] == {}
 
 
-def make_certificates(folder: Path, *names: str) -> None:
-    """Make an authority and a certificate of it for each name."""
-
-    def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=60)
-
-    new = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl(*new, "-x509", "-days", "2", "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.pem")
-    for name in names:
-        openssl(*new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
-        sign = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2")
-        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *sign)
+def words_of_token(folder: Path) -> tuple[str, ...]:
+    write_token(folder / "token", TOKEN)
+    return ("--token-file", str(folder / "token"))
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
-def test_over_tls(tmp_path: Path) -> None:
-    make_certificates(tmp_path, "a", "b")
-    content = make_content(17 * MIB)
-    with make_cluster(tmp_path, options=("--tls-ca", str(tmp_path / "ca.pem"))) as cluster:
-        for name in "ab":
-            files = (tmp_path / f"{name}.pem", tmp_path / f"{name}.key")
-            cluster[name].start("--tls-cert", str(files[0]), "--tls-key", str(files[1]))
+@pytest.mark.parametrize("tls", [("--tls",), ()], ids=["tls", "plain"])
+def test_a_sniffer_between_nodes_sees_nothing_of_a_shard_under_tls(
+    tmp_path: Path, tls: tuple[str, ...]
+) -> None:
+    content, wired = secrets.token_bytes(3 * MIB), [("a", "b"), ("b", "a")]
+    options = (*words_of_token(tmp_path), *tls)
+    with make_cluster(tmp_path, wired=wired, options=options) as cluster:
+        cluster.start()
+        for each in cluster.nodes.values():
+            each.token = TOKEN
         save(cluster["a"].client(), make_id(), content)
         wait_held(cluster["b"], make_id())
         assert load_own(cluster["b"], make_id()) == content
+        seen = b"".join(bytes(each.seen) for each in cluster.wires.values())
 
-        plain = connect(cluster.ports["a"])
-        with pytest.raises((ConnectionError, ValueError)):
-            ask(plain, hello())
-        plain.close()
+    assert len(seen) > len(content)
+    parts = (content[:64], content[-64:], b'"op":"push"', b'"node"', DAEMONS.magic)
+    assert [each in seen for each in parts] == [not tls] * len(parts)
+    assert TOKEN.encode() not in seen
+    assert DAEMONS.derive_key(TOKEN) not in seen
+
+
+def test_daemons_of_which_one_has_tls_say_so(tmp_path: Path) -> None:
+    words = words_of_token(tmp_path)
+    with make_cluster(tmp_path, options=words) as cluster:
+        cluster["a"].start("--tls")
+        cluster["b"].start()
+        for name, other, problem in (("a", "b", SPEAKS_PLAIN), ("b", "a", SPEAKS_TLS)):
+            process = cluster[name].process
+            assert process is not None
+            assert process.stderr is not None
+            line = f"no connection to node {other}: {problem}"
+            assert any(line in each for each in process.stderr)
 
 
 def test_copies_stay_copies_after_a_restart(tmp_path: Path) -> None:

@@ -1,0 +1,135 @@
+"""TLS between the processes of a run, whose keys and certificate all derive from the run's token.
+
+Each process that knows the token makes the same key and, byte for byte, the same certificate, and
+trusts no other one. So there is no authority, no file to hand out and no date to compare: the
+certificate is valid from 1970 to 9999. The door's proof follows inside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.util import find_spec
+
+from resilience.runtime.door import SPEAKS_PLAIN, DoorError, DoorKind
+
+NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+"""Raised where a socket that does not wait has nothing to give, or takes nothing."""
+_INFO = b"training-recipes tls 1"
+_SEED_BYTES = 32
+_FIRST = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_LAST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
+_ALERT = b"\x15\x03\x03\x00\x02\x02\x46"
+"""A fatal alert, protocol_version: TLS itself answers nothing to bytes that are not TLS."""
+_UNREAD_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """What makes TLS of connections of a run."""
+
+    client: ssl.SSLContext
+    server: ssl.SSLContext
+
+    def wrap(self, connection: socket.socket, *, connects: bool) -> ssl.SSLSocket:
+        """Return TLS over a connection, which it takes over, before its handshake.
+
+        Raises OSError where the other end has gone; the connection may be closed by then.
+        """
+        connection.getpeername()
+        context = self.client if connects else self.server
+        return context.wrap_socket(
+            connection, server_side=not connects, do_handshake_on_connect=False
+        )
+
+
+def shake_hands(connection: ssl.SSLSocket, kind: DoorKind) -> None:
+    """Go through the handshake, or on with it; raises DoorError, OSError and what is NOT_YET."""
+    try:
+        connection.do_handshake()
+    except NOT_YET:
+        raise
+    except ssl.SSLEOFError as error:
+        raise ConnectionError("the other side has ended the connection") from error
+    except ssl.SSLError as error:
+        reason = error.reason or ""
+        if any(each in reason for each in ("CERTIFICATE", "UNKNOWN_CA")):
+            raise DoorError(kind.unproven) from error
+        if "ALERT" in reason:
+            raise
+        with suppress(OSError):
+            # To close over what was not read would throw the answer away.
+            socket.socket.recv(connection, _UNREAD_BYTES, socket.MSG_DONTWAIT)
+            socket.socket.send(connection, _ALERT)
+        raise DoorError(SPEAKS_PLAIN) from error
+
+
+def read_tls(parser: argparse.ArgumentParser, *, is_asked: bool, token: str) -> Tls | None:
+    """Return what `--tls` asks for; ends the process with one message where it cannot be had."""
+    if not is_asked:
+        return None
+    if not token:
+        parser.error("argument --tls: needs --token-file, since its keys derive from the token")
+    if find_spec("cryptography") is None:
+        parser.error(
+            "argument --tls: cryptography is not installed on this node; install "
+            "training-recipes[tls] on all nodes, or set cluster.tls=false"
+        )
+    return derive_tls(token)
+
+
+def derive_tls(token: str) -> Tls:
+    """Return TLS for those who know a token: 1.3 alone, and both sides show the certificate."""
+    key, certificate = derive_pair(token)
+    contexts = []
+    for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER):
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        # All have one certificate, which names none of them.
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=certificate.decode())
+        _load_pair(context, key + certificate)
+        if protocol == ssl.PROTOCOL_TLS_SERVER:
+            # A connection that is resumed would show no certificate.
+            context.num_tickets = 0
+        contexts.append(context)
+    return Tls(*contexts)
+
+
+def derive_pair(token: str) -> tuple[bytes, bytes]:
+    """Return the private key and the certificate in PEM; an Ed25519 signature draws nothing."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    seed = HKDF(hashes.SHA256(), _SEED_BYTES, salt=None, info=_INFO).derive(token.encode())
+    key = Ed25519PrivateKey.from_private_bytes(seed)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "training run")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(_FIRST)
+        .not_valid_after(_LAST)
+        .sign(key, algorithm=None)
+    )
+    pem = serialization.Encoding.PEM
+    form, sealing = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return key.private_bytes(pem, form, sealing), certificate.public_bytes(pem)
+
+
+def _load_pair(context: ssl.SSLContext, pair: bytes) -> None:
+    """Load key and certificate; ssl takes them from a file alone: it lies in memory, unnamed."""
+    with os.fdopen(os.memfd_create("tls", os.MFD_CLOEXEC), "wb") as file:
+        file.write(pair)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")

@@ -1,0 +1,31 @@
+"""What agents and daemons are called with, on each kind of cluster."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from launcher.composition.changing import change_job
+from launcher.errors import RecipeError
+from tests.launcher.shipped import CLUSTERS, rendered, shipped_job
+
+TIERED = "llama/llama3_tiny_tiered"
+
+
+@pytest.mark.parametrize("cluster", [each for each in CLUSTERS if each != "hyperpod"])
+def test_tls_is_asked_for_of_each_agent_and_daemon(cluster: str) -> None:
+    before = shipped_job(TIERED, cluster)
+    job = change_job(before, ["cluster.tls=true"], hint="").job
+
+    started = r"-m (?:\\\n\s+)?resilience\.(?:agent|tiered\.memoryd) (?:.*\\\n)*.*"
+    for each, is_asked in ((before, False), (job, True)):
+        words = [word for text in rendered(each).values() for word in re.findall(started, text)]
+        assert words
+        assert {" --tls " in f"{word} ".replace("\\\n", " ") for word in words} == {is_asked}
+    assert "tls" not in before.to_json()
+
+
+def test_tls_is_refused_where_hyperpod_starts_the_workers() -> None:
+    with pytest.raises(RecipeError, match=r"cluster\.tls needs cluster\.job_kind 'job'"):
+        change_job(shipped_job(TIERED, "hyperpod"), ["cluster.tls=true"], hint="")
