@@ -14,7 +14,6 @@ import ssl
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from importlib.util import find_spec
 
 from resilience.runtime.door import SPEAKS_PLAIN, DoorError, DoorKind
 
@@ -75,12 +74,13 @@ def read_tls(parser: argparse.ArgumentParser, *, is_asked: bool, token: str) -> 
         return None
     if not token:
         parser.error("argument --tls: needs --token-file, since its keys derive from the token")
-    if find_spec("cryptography") is None:
+    try:
+        return derive_tls(token)
+    except ImportError as error:  # not installed, or of no use here
         parser.error(
-            "argument --tls: cryptography is not installed on this node; install "
+            f"argument --tls: cryptography cannot be imported on this node: {error}; install "
             "training-recipes[tls] on all nodes, or set cluster.tls=false"
         )
-    return derive_tls(token)
 
 
 def derive_tls(token: str) -> Tls:

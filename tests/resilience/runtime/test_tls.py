@@ -128,8 +128,8 @@ def test_the_key_is_in_no_file_and_is_none_of_the_doors(monkeypatch: pytest.Monk
 
 NO_TOKEN = "needs --token-file, since its keys derive from the token"
 NO_PACKAGE = (
-    "cryptography is not installed on this node; install training-recipes[tls] on all nodes, or "
-    "set cluster.tls=false"
+    "cryptography cannot be imported on this node: libssl is not there; install "
+    "training-recipes[tls] on all nodes, or set cluster.tls=false"
 )
 
 
@@ -137,7 +137,10 @@ NO_PACKAGE = (
 def test_tls_that_cannot_be_had_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], token: str, problem: str
 ) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    def fail(token: str) -> Tls:
+        raise ImportError("libssl is not there")
+
+    monkeypatch.setattr(module, "derive_pair", fail)
     parser = argparse.ArgumentParser(prog="agent")
 
     assert read_tls(parser, is_asked=False, token=token) is None
