@@ -46,7 +46,7 @@ def test_daemons_run_beside_the_agents_and_leave_nothing_of_a_job_that_is_done(
     slurm: Slurm, tmp_path: Path
 ):
     run_dir = tmp_path / "run"
-    job_id = submit(run_dir, "trainer.max_steps=30")
+    job_id = submit(run_dir, "trainer.max_steps=30", "cluster.tls=true")
 
     state = slurm.wait_for_end(job_id)
 
