@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,7 +34,7 @@ from resilience.comm.messages import (
     StoreReply,
 )
 from resilience.state.layout import Layout
-from resilience.state.report import Phase, fresh_report
+from resilience.state.report import Phase, Report, fresh_report
 
 LEASE_S = 3.0
 
@@ -221,11 +221,12 @@ class SimNode:
         if opening.generation <= self.standing.generation:
             return
         self.world.layouts[opening.generation] = opening.layout
-        self.check(opening)
+        reports = opening.read_reports()
+        self.check(opening, reports)
         known, self.told, self.planned = self.told, {}, None
         self.standing, self.opening, self.is_broken = self.standing.open(opening), opening, False
         self.party.move(opening.generation, opening.layout)
-        reports, before = opening.read_reports(), opening.before or opening.layout
+        before = opening.before or opening.layout
         place = before.index_of(self.name)
         has_other_shards = place >= 0 and before.shards_of(place) != opening.layout.shards_of(
             self.place
@@ -242,10 +243,9 @@ class SimNode:
                 # A process whose shard is another one ends.
                 self.world.fail(self, local_rank)
 
-    def check(self, opening: Open) -> None:
+    def check(self, opening: Open, reports: Sequence[Report]) -> None:
         """Fail for an opening that is not one of this run, or whose reports are not of its end."""
         layout, options = opening.before or opening.layout, self.world.options
-        reports = opening.read_reports()
         num_nodes, sizes = len(opening.layout.nodes), options.policy.sizes
         assert num_nodes in (sizes or (options.num_nodes,)) or (opening.is_passing and sizes)
         assert [each.rank for each in reports] == list(range(layout.world_size))

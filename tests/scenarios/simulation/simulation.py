@@ -70,6 +70,8 @@ class World:
         self.notes: list[Any] = []
         self.nodes: dict[str, SimNode] = {}
         self.paused: set[str] = set()
+        self.grain_s = 0.0
+        """What happens within so many seconds happens at once; 0: nothing does."""
         self.num_starts = 0
         self.committed: list[tuple[int, Layout, int]] = []
         """Generation and layout of each that has committed a step, and how many there are by then.
@@ -103,7 +105,10 @@ class World:
             awake = [name for name in self.nodes if name not in self.paused]
             ticks = min((self.next_tick_s[name] for name in awake), default=until_s)
             records = min((due_s for due_s, *_ in self.folder.waiting), default=until_s)
-            now_s = max(self.network.now_s, min(until_s, ticks, records, self.network.next_s()))
+            next_s = min(until_s, ticks, records, self.network.next_s())
+            if self.grain_s:
+                next_s = min(until_s, math.ceil(next_s / self.grain_s) * self.grain_s)
+            now_s = max(self.network.now_s, next_s)
             self.network.advance(now_s)
             for name in self.network.ready():
                 self.nodes[name].party.serve()
