@@ -5,8 +5,8 @@
 No model. Ours: one agent, and in each generation the time from the first rank that is told of it
 to the end of the first all-reduce on all ranks; rank 0 raises to bring about the next one. torch's:
 as many processes open `env://` anew, with a new TCPStore each time. Both have torch's defaults of
-gloo. Names come from files alone, as with a good resolver, or `--resolver machine` leaves them as
-this machine has them. Medians with extremes, in milliseconds.
+gloo. Names come from files alone, as with a good resolver; with `--resolver lost` each query is
+counted and never answered. Medians with extremes, in milliseconds.
 """
 
 from __future__ import annotations

@@ -40,12 +40,12 @@ from resilience.agent.coordination.votes import (
     TIE,
     WAITS,
     differs_from_record,
+    find_given,
     find_held,
     find_newest,
     find_verdict,
     goes_by_evidence,
     in_later_ballot,
-    may_give_away,
 )
 from resilience.comm.messages import (
     GAVE_UP_STATUS,
@@ -221,13 +221,14 @@ def _is_whole(state: State) -> bool:
 
 def _fill_places(state: State, now_s: float) -> State:
     """Give the place of a lost node to one that waits; its ranks hold nothing."""
-    standby = [name for name in state.present if name not in state.nodes and state.is_staying(name)]
+    taken = {*state.nodes}
+    standby = [name for name in state.present if name not in taken and state.is_staying(name)]
     # Who has still to join again would be waited for.
     standby.sort(key=lambda name: state.present[name].promised != state.ballot)
     nodes = list(state.nodes)
     is_late = now_s - state.since_s >= state.options.partition_patience_s
-    for place, node in enumerate(state.nodes):
-        if node is None and standby and may_give_away(state, place, is_late=is_late):
+    for place in sorted(find_given(state, is_late=is_late)) if standby else ():
+        if standby:
             own = state.members.nodes[place]
             if own in standby or state.options.recovers:
                 nodes[place] = own if own in standby else standby[0]
@@ -255,9 +256,8 @@ def _without_lost(state: State) -> State:
 def holds_back(state: State) -> bool:
     """Return whether a place is kept for its member although another node could take it."""
     places = [place for place, node in enumerate(state.nodes) if node is None]
-    return len(state.present) > len(state.nodes) - len(places) and not all(
-        may_give_away(state, place, is_late=False) for place in places
-    )
+    has_others = len(state.present) > len(state.nodes) - len(places)
+    return has_others and find_given(state, is_late=False) != {*places}
 
 
 def _propose(state: State, filled: State, nodes: tuple[str, ...], now_s: float) -> Decision:

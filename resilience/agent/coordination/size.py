@@ -8,7 +8,7 @@ from math import isinf
 
 from resilience.agent.coordination.counters import is_left
 from resilience.agent.coordination.membership import RUNNING, Decision, Note, Send, State
-from resilience.agent.coordination.votes import HOLDS_NONE, find_held, may_give_away
+from resilience.agent.coordination.votes import HOLDS_NONE, find_given, find_held
 from resilience.comm.messages import Leave, StopRun
 from resilience.elastic.copies import add_holders, fill_copies
 from resilience.elastic.policy import Growth, plan_growth
@@ -126,9 +126,7 @@ def may_shrink(state: State, now_s: float) -> bool:
     if find_held(state, chosen) != find_held(state, here):
         # Another node is waited for; where none comes, all that is held is saved.
         return False
-    return waited_s >= policy.shrink_after_s and all(
-        may_give_away(state, place, is_late=is_late) for place in empty
-    )
+    return waited_s >= policy.shrink_after_s and find_given(state, is_late=is_late) == {*empty}
 
 
 def choose_members(state: State, now_s: float) -> tuple[str, ...]:
@@ -269,9 +267,10 @@ def has_reports(state: State, nodes: tuple[str, ...]) -> bool:
     """
     if not state.options.policy.is_elastic and None in state.nodes:
         return False
+    wanted = {*nodes}
     return all(
         rank in state.reports
         for place, node in enumerate(state.nodes)
-        if node in nodes
+        if node in wanted
         for rank in state.members.ranks_of(place)
     )

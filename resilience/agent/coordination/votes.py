@@ -130,25 +130,28 @@ def differs_from_record(state: State) -> bool:
     return state.record is not None and newest is not None and state.record != newest
 
 
-def may_give_away(state: State, place: int, *, is_late: bool) -> bool:
-    """Return whether the place of a member that is not at hand may be filled.
+def find_given(state: State, *, is_late: bool) -> set[int]:
+    """Return the places of members that are not at hand which may be filled.
 
     A silent one may be the last that holds a shard: then there is time for it to come back.
     """
-    if place in state.awaited:
-        return False
-    if state.members.nodes[place] in state.dead or is_late or not state.options.recovers:
-        return True
-    here = [node for node in state.nodes if node is not None]
-    return state.is_stateless or find_held(state, here) >= set(state.members.shards)
+    empty = {place for place, node in enumerate(state.nodes) if node is None} - state.awaited
+    if is_late or state.is_stateless or not state.options.recovers:
+        return empty
+    ended = {place for place in empty if state.members.nodes[place] in state.dead}
+    if ended == empty:
+        return empty
+    here = {node for node in state.nodes if node is not None}
+    return empty if find_held(state, here) >= {*state.members.shards} else ended
 
 
 def find_held(state: State, nodes: Collection[str]) -> set[str]:
     """Return of which shards ranks of these nodes hold something."""
+    wanted = {*nodes}
     return {
         report.shard
         for place, node in enumerate(state.nodes)
-        if node in nodes
+        if node in wanted
         for rank in state.members.ranks_of(place)
         if (report := state.reports.get(rank)) is not None
         if report.phase not in HOLDS_NONE and report.is_healthy

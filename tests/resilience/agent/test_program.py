@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 from resilience.agent.program import describe_program
@@ -26,3 +28,11 @@ def test_job_code_and_torch_are_told(tmp_path: Path) -> None:
 
     assert len({told, one, two}) == 3
     assert describe_program(None, tmp_path) == two.removeprefix("job aaaaaaaaaaaa, ")
+
+
+def test_an_agent_needs_no_torch() -> None:
+    code = "import resilience.agent.__main__, sys; print('torch' in sys.modules)"
+
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert told.stdout == "False\n"

@@ -55,8 +55,8 @@ def agreements_lapse(standing: Standing, **words: Any) -> Join:
     return replace(_join(standing, **words), ballot=NO_BALLOT, agreed=None)
 
 
-def any_place_is_given_away(state: State, place: int, *, is_late: bool) -> bool:
-    return place not in state.awaited
+def any_place_is_given_away(state: State, *, is_late: bool) -> set[int]:
+    return {place for place, node in enumerate(state.nodes) if node is None} - state.awaited
 
 
 def end_of_file_is_death(view: Outlook, event: Heeded, now_s: float) -> Result:
@@ -71,7 +71,7 @@ RULES: dict[str, tuple[str, Callable[..., object], tuple[object, ...]]] = {
     "the record of a tie": ("find_verdict", half_goes_on, (opening, patience)),
     "agreements never lapse": ("join", agreements_lapse, (Standing,)),
     "evidence for standbys alone": ("find_verdict", standbys_go_on, (opening, patience)),
-    "patience for the last holder": ("may_give_away", any_place_is_given_away, (opening,)),
+    "patience for the last holder": ("find_given", any_place_is_given_away, (opening,)),
     "end of file is silence": ("decide", end_of_file_is_death, (succession,)),
 }
 """By rule, the function's name, what stands in for it, and where it is to be put."""
