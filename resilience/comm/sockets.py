@@ -1,9 +1,8 @@
 """This process's TCP sockets: list them, and end every wait in them.
 
-gloo and TCPStore have no call that ends a blocked collective or wait. Shutting a connection down
-both ways does: every read, write or connect on it ends with an error at once. A socket is known by
-its inode, which is not given twice while it lives; descriptor numbers are reused within
-microseconds.
+gloo has no call that ends a blocked collective. Shutting a connection down both ways does: every
+read, write or connect on it ends with an error at once. A socket is known by its inode, which is
+not given twice while it lives; descriptor numbers are reused within microseconds.
 """
 
 from __future__ import annotations

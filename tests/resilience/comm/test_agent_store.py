@@ -143,7 +143,7 @@ def test_a_forked_process_does_not_touch_the_link(store: AgentStore) -> None:
 def test_a_store_outlives_every_reference_of_python() -> None:
     """torch ends the process where C++ calls a store whose Python part is gone."""
     sent: list[Message] = []
-    named = PrefixStore("group", AgentStore(3, sent.append)).clone()
+    named = PrefixStore("group", AgentStore(3, sent.append))
     gc.collect()
 
     named.set("a", "1")

@@ -17,16 +17,19 @@ import yaml
 from recipes_training.group import CHECKPOINT_TIMEOUT, DATA_TIMEOUT
 from resilience.agent.connections.tcp_transport import DOOR_S, ORIGIN_STRANGERS_MAX, STRANGERS_MAX
 from resilience.agent.coordination import founding, membership, succession
+from resilience.agent.coordination.store import STORE_BYTES_MAX
 from resilience.agent.ending import GOOD_END_S, LAST_WORDS_S, LEFT_STATUS
 from resilience.agent.evidence.node_states import ANSWER_DEADLINE_S, CLOCKS_APART_S
 from resilience.agent.options import parse_options
 from resilience.agent.processes import output, starts
 from resilience.agent.processes.writer import LIMIT_BYTES
 from resilience.agent.services import services
+from resilience.comm.agent_store import VALUE_BYTES_MAX
 from resilience.comm.messages import GAVE_UP_STATUS
 from resilience.comm.waits import SLICE
 from resilience.comm.world import COLLECTIVE_TIMEOUT
 from resilience.inprocess.block import BAD_HOOK_STATUS, COLLECTIVE_DEADLINE
+from resilience.runtime import door
 from tests.launcher.command import launch
 
 ROOT = Path(__file__).parents[3]
@@ -84,7 +87,10 @@ def _sentences() -> Iterator[str]:
     yield f"SIGKILL after `--term-deadline-s` ({PLAIN.term_deadline_s:g})"
     yield f"the run (default {PLAIN.max_restarts})"
     # Who is let in.
+    yield f"at most {door._HELLO_BYTES + door._PROOF_BYTES} bytes of a connection before it is"
     yield f"that proves nothing within {DOOR_S:g} s is closed"
+    yield f"a value has at most {VALUE_BYTES_MAX >> 20} MiB, and the keys and values"
+    yield f"of a generation {STORE_BYTES_MAX >> 20} MiB"
     yield f"At most {STRANGERS_MAX} connections may wait there, {ORIGIN_STRANGERS_MAX} from one"
 
 
