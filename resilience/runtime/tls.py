@@ -26,6 +26,9 @@ _LAST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
 _ALERT = b"\x15\x03\x03\x00\x02\x02\x46"
 """A fatal alert, protocol_version: TLS itself answers nothing to bytes that are not TLS."""
 _UNREAD_BYTES = 1 << 16
+_ENDED = "the other side has ended the connection"
+_PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST")
+"""OpenSSL's reasons for bytes that are not TLS; others are for bytes that have suffered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +56,28 @@ def shake_hands(connection: ssl.SSLSocket, kind: DoorKind) -> None:
         connection.do_handshake()
     except NOT_YET:
         raise
-    except ssl.SSLEOFError as error:
-        raise ConnectionError("the other side has ended the connection") from error
     except ssl.SSLError as error:
         reason = error.reason or ""
         if any(each in reason for each in ("CERTIFICATE", "UNKNOWN_CA")):
             raise DoorError(kind.unproven) from error
-        if "ALERT" in reason:
-            raise
+        if not any(each in reason for each in _PLAIN):
+            raise ConnectionError(explain_tls(error)) from error
         with suppress(OSError):
             # To close over what was not read would throw the answer away.
             socket.socket.recv(connection, _UNREAD_BYTES, socket.MSG_DONTWAIT)
             socket.socket.send(connection, _ALERT)
         raise DoorError(SPEAKS_PLAIN) from error
+
+
+def explain_tls(error: Exception) -> str:
+    """Return what an exception says, without the names of OpenSSL's files."""
+    if not isinstance(error, ssl.SSLError):
+        return str(error)
+    reason = error.reason or ""
+    if isinstance(error, ssl.SSLEOFError) or "ALERT_DECODE_ERROR" in reason:
+        # OpenSSL's answer to a connection that ends without a word of TLS, as all of ours do.
+        return _ENDED
+    return f"TLS has failed: {reason.lower().replace('_', ' ') or error}"
 
 
 def read_tls(parser: argparse.ArgumentParser, *, is_asked: bool, token: str) -> Tls | None:

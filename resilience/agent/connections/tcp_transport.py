@@ -26,7 +26,7 @@ from resilience.agent.connections.transport import Arrival, Came, Gone, Heard, R
 from resilience.arguments import NO_NAME
 from resilience.comm.messages import LINE_BYTES_MAX, LineReader, Message, encode
 from resilience.runtime.door import AGENTS, NAME_BYTES, NONCE_BYTES, Door, Strangers
-from resilience.runtime.tls import NOT_YET, Tls, shake_hands
+from resilience.runtime.tls import NOT_YET, Tls, explain_tls, shake_hands
 
 DOOR_S = 5.0
 """How long a stranger may take to pass the door."""
@@ -447,4 +447,5 @@ class _Wake:
 
 
 def _explain(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
+    is_tls = isinstance(error, ssl.SSLError)
+    return (not is_tls and getattr(error, "strerror", None)) or explain_tls(error)

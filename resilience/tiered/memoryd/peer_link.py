@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from resilience.runtime.tls import explain_tls
 from resilience.tiered.catalog import Copy
 from resilience.tiered.errors import HeldError, RefusedError, StaleError, TieredError
 from resilience.tiered.frames import raise_error
@@ -101,7 +102,7 @@ class Link:
                 backoff_s = _BACKOFF_FIRST_S
                 self._serve(connection)
             except (OSError, ValueError, KeyError, TieredError) as error:
-                self._complain(f"no connection to node {self._name}: {error}")
+                self._complain(f"no connection to node {self._name}: {explain_tls(error)}")
             self._house.directory.look()
             if self._is_closed.is_set() or self._retry.wait(backoff_s):
                 continue

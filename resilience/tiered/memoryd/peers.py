@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from resilience.arguments import NAMELESS_S, is_loopback
+from resilience.runtime.tls import explain_tls
 from resilience.tiered.catalog import Copy, StepAt
 from resilience.tiered.errors import LostError, RefusedError, TieredError
 from resilience.tiered.frames import raise_error
@@ -190,7 +191,7 @@ class PeerDoor:
             connection, reply = self._ask(node, message)
             meta = read_shard(reply.get("shard"))
         except (OSError, ValueError) as error:
-            raise LostError(f"node {node.name} is gone: {error}") from error
+            raise LostError(f"node {node.name} is gone: {explain_tls(error)}") from error
         try:
             self._fill(connection, copy, meta, into, on_piece)
         except BaseException:
@@ -263,7 +264,7 @@ class PeerDoor:
                 on_piece(meta, number)
             connection.send({"op": "done"}, timeout_s=REPLY_TIMEOUT_S)
         except OSError as error:
-            raise LostError(f"node {copy.place} is gone: {error}") from error
+            raise LostError(f"node {copy.place} is gone: {explain_tls(error)}") from error
 
     def _keep(self, node: Node, connection: PeerSocket) -> None:
         with self._lock:

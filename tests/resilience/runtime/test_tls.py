@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from resilience.runtime import tls as module
-from resilience.runtime.door import AGENTS, DAEMONS, SPEAKS_PLAIN, DoorError
+from resilience.runtime.door import AGENTS, DAEMONS, DoorError
 from resilience.runtime.tls import Tls, derive_pair, derive_tls, read_tls, shake_hands
 
 TOKEN, OTHER = "of this run", "of another run"
@@ -79,7 +79,7 @@ def test_nobody_else_gets_in() -> None:
     assert problems(other)[0] == AGENTS.unproven
     assert problems(trusting(other.client))[1] == AGENTS.unproven
     assert problems(trusting(nobody))[1] == AGENTS.unproven
-    assert problems(Tls(older, older))[1] == SPEAKS_PLAIN
+    assert problems(Tls(older, older))[1] == "TLS has failed: unsupported protocol"
 
 
 def test_each_node_makes_the_same_certificate() -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from resilience.agent.connections.transport import Gone
 from resilience.runtime.door import AGENTS, SPEAKS_PLAIN, SPEAKS_TLS
+from tests.ports import free_ports
+from tests.resilience.tiered.cluster import Wire
 from tests.resilience.tiered.fault_proxy import Recorder
 from tests.resilience.transports import TOKEN, TcpWorld, say
 
@@ -52,3 +54,27 @@ def test_the_one_that_connects_says_that_one_side_alone_has_tls(
 
     assert a.arrived == [Gone(peer=peer, reason=problem)]
     assert b.arrived == []
+
+
+@pytest.mark.parametrize("is_met", [False, True], ids=["handshake", "message"])
+def test_a_bit_that_flips_on_its_way_is_no_other_end_without_tls(
+    world: TcpWorld, *, is_met: bool
+) -> None:
+    """Else the agents would be told to set an option that is set."""
+    world.tls = True
+    a, b = world.node("a"), world.node("b")
+    wire = Wire(free_ports(1)[0], int(b.transport.address.rpartition(":")[2]))
+    wire.flip_at = [] if is_met else [40]
+    peer = a.transport.connect(wire.endpoint.removeprefix("http://"))
+    if is_met:
+        world.settle(lambda: bool(a.arrived and b.arrived))
+        a.arrived.clear()
+        wire.flip_at = [wire.bytes_up + 1000]
+        a.transport.send(peer, say(1, TEXT * 100))
+    world.settle(lambda: bool(a.arrived))
+    wire.close()
+
+    (gone,) = a.arrived
+    assert isinstance(gone, Gone)
+    assert gone.reason.startswith("TLS has failed: ")
+    assert gone.reason.endswith("bad record mac")

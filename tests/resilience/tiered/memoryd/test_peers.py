@@ -285,6 +285,22 @@ def test_daemons_of_which_one_has_tls_say_so(tmp_path: Path) -> None:
             assert any(line in each for each in process.stderr)
 
 
+def test_a_daemon_that_ends_is_no_trouble_of_tls(tmp_path: Path) -> None:
+    options = (*words_of_token(tmp_path), "--tls", "--peer-gone-s", "1")
+    with make_cluster(tmp_path, options=options) as cluster:
+        cluster.start()
+        save(cluster["b"].client(token=TOKEN), make_id(), make_content(MIB))
+        cluster["a"].token = TOKEN
+        wait_held(cluster["a"], make_id())
+        cluster["a"].end()
+        process = cluster["b"].process
+        assert process is not None
+        assert process.stderr is not None
+        line = next(each for each in process.stderr if "no connection to node a: " in each)
+
+    assert "the other side has ended the connection" in line
+
+
 def test_copies_stay_copies_after_a_restart(tmp_path: Path) -> None:
     with make_cluster(tmp_path, "abc", options=(*KEEP, "--peer-gone-s", "1")) as cluster:
         cluster.start()
