@@ -56,6 +56,8 @@ def shake_hands(connection: ssl.SSLSocket, kind: DoorKind) -> None:
         connection.do_handshake()
     except NOT_YET:
         raise
+    except TimeoutError as error:
+        raise TimeoutError("the other side does not answer") from error
     except ssl.SSLError as error:
         reason = error.reason or ""
         if any(each in reason for each in ("CERTIFICATE", "UNKNOWN_CA")):

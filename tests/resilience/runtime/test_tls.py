@@ -82,6 +82,14 @@ def test_nobody_else_gets_in() -> None:
     assert problems(Tls(older, older))[1] == "TLS has failed: unsupported protocol"
 
 
+def test_an_end_that_does_not_answer_is_told_of_in_plain_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        called = socket.create_connection(listening.getsockname(), timeout=0.1)
+        raises = pytest.raises(TimeoutError, match=r"^the other side does not answer$")
+        with derive_tls(TOKEN).wrap(called, connects=True) as connection, raises:
+            shake_hands(connection, DAEMONS)
+
+
 def test_each_node_makes_the_same_certificate() -> None:
     told = [
         subprocess.run(
