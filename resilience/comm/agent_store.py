@@ -17,10 +17,12 @@ from datetime import timedelta
 from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import Store
 
-from resilience.comm.messages import Message, StoreCall, StoreReply, StoreRequest
+from resilience.comm.messages import Message, StoreCall, StoreReply, StoreRequest, encode
 from resilience.errors import BrokenError
 
 VALUE_BYTES_MAX = 16 << 20
+CALL_BYTES_MAX = 32 << 20
+"""Keys and values of one call, as they travel."""
 
 _kept: list[AgentStore] = []
 
@@ -68,7 +70,10 @@ class AgentStore(Store):
         self._tell("set", [key], [value])
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:  # noqa: D102
-        self._tell("set", keys, values)
+        if len(keys) != len(values):
+            raise ValueError(f"{len(keys)} keys have {len(values)} values; allowed: as many")
+        if keys:
+            self._tell("set", keys, values)
 
     def append(self, key: str, value: bytes | str) -> None:  # noqa: D102
         self._tell("append", [key], [value])
@@ -156,6 +161,10 @@ class AgentStore(Store):
             keys=tuple(keys),
             values=tuple(map(_encode, values)),
         )
+        if (num_bytes := len(encode(request))) > CALL_BYTES_MAX:
+            raise DistStoreError(
+                f"{call} of {len(keys)} keys takes {num_bytes} bytes; allowed: {CALL_BYTES_MAX}"
+            )
         self._send(request)
 
     def _check(self) -> None:

@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from resilience.comm.messages import (
     Break,
@@ -42,6 +42,7 @@ LINK_LOST_STATUS = 73
 """Exit status of a worker that cannot hear its agent any more; the agent replaces it."""
 
 OnBreak = Callable[[Break], None]
+_Sent: TypeAlias = queue.SimpleQueue[None]
 
 
 def listen(
@@ -86,8 +87,7 @@ class AgentLink:
         self._slot = slot
         self._messages: queue.SimpleQueue[Open | Break | SaveState | End] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._send_lock = threading.Lock()
+        self._outbox: queue.SimpleQueue[tuple[bytes, _Sent]] = queue.SimpleQueue()
         self._callback: OnBreak | None = None
         self._store: AgentStore | None = None
         self._last_break: Break | None = None
@@ -96,22 +96,19 @@ class AgentLink:
             self._take(message)
         self._thread = threading.Thread(target=self._serve, name="agent-link", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._send_all, name="agent-link-send", daemon=True).start()
 
     def send(self, message: Message) -> None:
         """Send a message, and wait for no answer; ends the process where the agent is gone.
 
-        From any thread, and from a signal's handler that has interrupted a call of this: the call
-        that is sending sends for all others.
+        From any thread, and from a signal's handler that has interrupted another call of this. A
+        message leaves whole, also where a handler raises: no handler runs in the thread that sends.
         """
-        self._outbox.put(encode(message))
-        while not self._outbox.empty() and self._send_lock.acquire(blocking=False):
-            try:
-                while not self._outbox.empty():
-                    self._socket.sendall(self._outbox.get())
-            except OSError:
-                os._exit(AGENT_LOST_STATUS)
-            finally:
-                self._send_lock.release()
+        sent: _Sent = queue.SimpleQueue()  # an Event's lock would be held while a handler runs
+        self._outbox.put((encode(message), sent))
+        if sys.is_finalizing():  # that thread has ended
+            self._send_next()
+        sent.get()
 
     def wait(self) -> Open | Break | SaveState | End:
         """Block until a generation opens, the finished one is broken, or the run ends.
@@ -137,12 +134,29 @@ class AgentLink:
                 callback(self._last_break)
 
     def open_store(self, generation: int) -> AgentStore:
-        """Return the store of a generation; one is open at a time."""
+        """Return the store of a generation; one is open at a time, and those before it are over."""
         from resilience.comm.agent_store import AgentStore
 
-        if self._store is None or self._store.generation != generation:
-            self._store = AgentStore(generation, self.send)
+        if self._store is not None and self._store.generation >= generation:
+            if self._store.generation == generation:
+                return self._store
+            over = AgentStore(generation, self.send)
+            over.break_now()
+            return over
+        self._store = AgentStore(generation, self.send)
         return self._store
+
+    def _send_all(self) -> None:
+        while True:
+            self._send_next()
+
+    def _send_next(self) -> None:
+        line, sent = self._outbox.get()
+        try:
+            self._socket.sendall(line)
+        except OSError:
+            os._exit(AGENT_LOST_STATUS)
+        sent.put(None)
 
     def _serve(self) -> None:
         """Listen for ever; a process that can no longer be reached is no use to anybody."""

@@ -18,13 +18,14 @@ import socket
 import ssl
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from resilience.agent.connections.name_lookup import NameLookup, SocketAddress
 from resilience.agent.connections.transport import Arrival, Came, Gone, Heard, Reached
 from resilience.arguments import NO_NAME
-from resilience.comm.messages import LINE_BYTES_MAX, LineReader, Message, encode
+from resilience.comm.messages import LINE_BYTES_MAX, LineReader, Message, StoreReply, encode
 from resilience.runtime.door import AGENTS, NAME_BYTES, NONCE_BYTES, Door, Strangers
 from resilience.runtime.tls import NOT_YET, Tls, explain_tls, shake_hands
 
@@ -64,6 +65,8 @@ class _Connection:
     reader: LineReader = field(default_factory=LineReader)
     waiting: bytearray = field(default_factory=bytearray)
     """What is to be sent."""
+    replies: deque[StoreReply] = field(default_factory=deque)
+    """What is to be sent after it. A value that many get is in memory once until then."""
 
 
 class TcpTransport:
@@ -119,6 +122,9 @@ class TcpTransport:
         """Say something to a peer, or to nobody where it is gone."""
         connection = self._connections.get(peer)
         if connection is None:
+            return
+        if isinstance(message, StoreReply) and connection.waiting:
+            connection.replies.append(message)
             return
         data = encode(message)
         if len(connection.waiting) + len(data) > QUEUE_BYTES_MAX:
@@ -336,7 +342,9 @@ class TcpTransport:
         waiting = connection.waiting
         is_moving = math.isinf(connection.deadline_s)
         size = _RECORD_BYTES if self._tls else None
-        while waiting:
+        while waiting or connection.replies:
+            if not waiting:
+                waiting += encode(connection.replies.popleft())
             try:
                 with memoryview(waiting)[:size] as view:
                     num_sent = connection.socket.send(view)
@@ -345,6 +353,7 @@ class TcpTransport:
             except OSError:
                 # What it said before it ended is still to be read, and then its end.
                 waiting.clear()
+                connection.replies.clear()
                 break
             del waiting[:num_sent]
             is_moving = True

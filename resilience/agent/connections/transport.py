@@ -73,7 +73,8 @@ class Transport(Protocol):
         """Say something to a peer, or to nobody where it is gone.
 
         What is said before `Reached` waits for it. A peer that takes nothing for `lease_s`, or for
-        which too much waits, is `Gone`.
+        which too much waits, is `Gone`. Replies of the store wait apart: they have no place in an
+        order, and there are at most as many as calls.
         """
 
     def hang_up(self, peer: int) -> None:

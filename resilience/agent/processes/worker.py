@@ -15,7 +15,6 @@ from pathlib import Path
 from resilience.agent.processes.output import LineCutter, WorkerStream
 from resilience.comm.messages import (
     CLOSED_CONNECTION,
-    LINE_BYTES_MAX,
     OTHER_SHARD_STATUS,
     Break,
     LineReader,
@@ -25,6 +24,8 @@ from resilience.comm.messages import (
 )
 
 _MESSAGE_BYTES = 1 << 16
+_UNSENT_BYTES_MAX = 1 << 28
+"""Many threads of a worker may ask for one large value."""
 _WORDS_MAX = 500
 _WORD = re.compile(rb"[\w\x80-\xff]")
 # torch may begin each line of a traceback with the worker's rank.
@@ -91,7 +92,7 @@ class Worker:
         """
         self.unsent += encode(message)
         self.flush()
-        if len(self.unsent) > LINE_BYTES_MAX:
+        if len(self.unsent) > _UNSENT_BYTES_MAX:
             self.signal(signal.SIGKILL)
 
     def flush(self) -> None:

@@ -112,6 +112,19 @@ def test_a_value_above_the_limit_is_refused_where_it_is_set(
     assert store.get("a") == b"123"
 
 
+def test_a_set_of_many_that_cannot_be_is_refused_at_once(
+    store: AgentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CALL_BYTES_MAX", 1000)
+    store.multi_set([], [])
+
+    with pytest.raises(ValueError, match="2 keys have 1 values; allowed: as many"):
+        store.multi_set(["a", "b"], ["1"])
+    with pytest.raises(dist.DistStoreError, match=r"set of 2 keys takes \d+ bytes; allowed: 1000"):
+        store.multi_set(["a", "b"], ["1" * 400] * 2)
+    assert not store.check(["a"])
+
+
 def test_a_set_that_found_no_room_fails_the_next_call() -> None:
     sent: list[Any] = []
     store = AgentStore(3, sent.append)

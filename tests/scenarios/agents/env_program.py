@@ -44,8 +44,8 @@ child = subprocess.run(
     [sys.executable, "-c", IN_CHILD], capture_output=True, text=True, check=False
 )
 found["child"] = child.stdout.split() or child.stderr
-others = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE")}
-os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
+others = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
+os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}  # ranks share a machine
 found["of its own"] = meet()
 os.environ |= others
 Path(os.environ["OUT"], f"found-{rank}").write_text(json.dumps(found))

@@ -23,8 +23,8 @@ from resilience.agent.connections.tcp_transport import (
     ORIGIN_STRANGERS_MAX,
     QUEUE_BYTES_MAX,
 )
-from resilience.agent.connections.transport import Gone
-from resilience.comm.messages import encode
+from resilience.agent.connections.transport import Gone, Heard
+from resilience.comm.messages import StoreReply, encode
 from resilience.runtime.door import AGENTS, NAME_BYTES, NONCE_BYTES, Door, DoorError, DoorKind
 from resilience.runtime.tls import NOT_YET, derive_tls, shake_hands
 from tests.resilience.transports import LIMIT_S, TOKEN, Node, TcpWorld, say
@@ -231,6 +231,18 @@ def test_peer_for_which_too_much_waits_is_gone(two: Pair) -> None:
         (gone,) = two.a.transport.receive()
         assert gone == Gone(peer=came.peer, reason=f"more than {QUEUE_BYTES_MAX} bytes wait for it")
         two.check_undisturbed("Came")
+
+
+def test_many_may_be_told_one_large_value(two: Pair) -> None:
+    value = "x" * (QUEUE_BYTES_MAX // 4)
+    two.b.arrived.clear()
+    for number in range(6):
+        reply = StoreReply(generation=0, number=number, worker=0, values=(value,))
+        two.a.transport.send(two.b_of_a, reply)
+    two.world.settle(lambda: len(two.b.arrived) == 6)
+
+    told = [each.message for each in two.b.arrived if isinstance(each, Heard)]
+    assert [each.number for each in told if isinstance(each, StoreReply)] == [*range(6)]
 
 
 def test_silence_at_the_door_has_a_deadline(two: Pair) -> None:

@@ -137,6 +137,48 @@ def test_a_call_that_was_given_up_is_not_answered() -> None:
     assert setting.call("set", "a", values=(b"1",)) == []
 
 
+def test_calls_that_were_given_up_leave_nothing() -> None:
+    """A program may look for a key by a short wait, again and again."""
+    store = GenerationStore(GENERATION)
+    polling, waiting = Caller(store), Caller(store, OTHER)
+    waiting.call("wait", "b")
+    for _ in range(3):
+        polling.call("wait", "a", "b")
+        polling.call("cancel", number=polling.number)
+
+    assert (len(store._waits), store._waiting.keys()) == (1, {"b"})
+    assert len(polling.call("set", "b", values=(b"1",))) == 1
+
+
+@pytest.mark.parametrize("values", [(b"1",), (b"1", b"x" * 40)])
+def test_a_set_that_fails_sets_none_of_its_keys(
+    values: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for one of them would be forgotten."""
+    monkeypatch.setattr(store_module, "STORE_BYTES_MAX", 40)
+    store = GenerationStore(GENERATION)
+    waiting, setting = Caller(store, OTHER), Caller(store)
+    waiting.call("wait", "a")
+
+    ((client, reply),) = setting.call("set", "a", "b", values=values)
+
+    assert (client, bool(reply.problem), setting.ask("count")) == (ONE, True, (encode(b"0"),))
+    assert len(setting.call("set", "a", values=(b"1",))) == 1
+
+
+def test_what_no_reply_can_carry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "REPLY_BYTES_MAX", 12)
+    caller = Caller(GenerationStore(GENERATION))
+    caller.call("set", "a", "b", values=(b"x" * 6, b"x" * 6))
+
+    ((_, get),) = caller.call("get", "a", "b", "a", "b")
+    ((_, append),) = caller.call("append", "a", values=(b"x" * 6,))
+
+    assert get.problem == ("get of a, b, a, ...: the values take 32 bytes; allowed in one call: 12")
+    assert append.problem == "append of a: the value of 'a' would take 16 bytes; allowed: 12"
+    assert caller.ask("get", "a") == (encode(b"x" * 6),)
+
+
 def test_calls_of_another_generation_are_dropped() -> None:
     store = GenerationStore(GENERATION)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from resilience.agent.processes.worker import Worker
-from resilience.comm.messages import OTHER_SHARD_STATUS
+from resilience.comm.messages import OTHER_SHARD_STATUS, StoreReply
 
 
 @pytest.fixture
@@ -46,3 +46,11 @@ def test_last_words_are_the_last_line_with_words(worker: Worker) -> None:
     assert worker.last_words == "Signal 9 (SIGKILL) received"
     worker.note_errors([b"Traceback (most recent call last):", b"  x()", b"E: CUDA", b"Compile"])
     assert worker.last_words == "E: CUDA"
+
+
+def test_threads_of_a_worker_may_all_ask_for_a_large_value(worker: Worker) -> None:
+    for number in range(5):
+        value = "x" * (21 << 20)
+        worker.send(StoreReply(generation=0, number=number, worker=0, values=(value,)))
+
+    assert worker.killed_s == float("inf")
