@@ -211,6 +211,8 @@ def _earlier(view: Outlook) -> list[str]:
 def _calls(view: Outlook, now_s: float) -> list[Act]:
     """Return the calls that are due."""
     asked = {line.address for line in view.lines.values() if line.address is not None}
+    if len(asked) >= _CALLS_MAX:
+        return []
     joined = {line.join.address for line in view.lines.values() if line.join is not None}
     if view.stage == SEEKING:
         wanted, retry_s = _earlier(view), _RETRY_S
@@ -226,7 +228,7 @@ def _calls(view: Outlook, now_s: float) -> list[Act]:
     ]
     # Who was not asked for longest comes first: silent ones keep nobody from being asked.
     due.sort(key=lambda each: view.called_s.get(each, float("-inf")))
-    return [Dial(address=each) for each in due[: max(0, _CALLS_MAX - len(asked))]]
+    return [Dial(address=each) for each in due[: _CALLS_MAX - len(asked)]]
 
 
 def is_before(one: Hello, other: Hello) -> bool:
