@@ -48,7 +48,9 @@ class RestartingAgent(Agent):
         generation is over either way.
         """
         workers = self._crew.ranks.values()
-        if self._part.opening is not None and any(each and self._is_used(each) for each in workers):
+        is_used = any(each and self._is_used(each) for each in workers)
+        # All of them may have ended by then: nothing has begun afresh for that alone.
+        if self._part.opening is not None and (is_used or not self._part.is_broken):
             self._begin_afresh()
         self._is_joined = False
         if self._crew.is_whole and not any(each and self._is_used(each) for each in workers):

@@ -26,6 +26,7 @@ from tests.resilience.agent.runs import (
     listening_ports,
     plan,
 )
+from tests.resilience.tiered.kept import wait_until
 from tests.shared import Shared
 
 HERE = Path(__file__).parent
@@ -159,6 +160,22 @@ def test_lost_node_that_comes_back_takes_part_again(run: Run) -> None:
     assert [run.wait(other), run.wait(lost)] == [0, 0], run.show()
     assert {(1, 0), (1, 1)} < set(starts(run))
     assert run.digests() == {0: "3.0", 1: "3.0"}
+    run.assert_nothing_left()
+
+
+def test_node_whose_workers_had_ended_begins_afresh_with_another_coordinator(run: Run) -> None:
+    options = [*TWO_NODES, "--max-restarts", "2", "--join-deadline-s", "100"]
+    start_node(run, "n0", options, ("idle", 0, 0))
+    wait_until(lambda: run.port in listening_ports(run.agents["n0"].pid))
+    start_node(run, "n1", options, ("idle", 0, 0), ("follows", 1, 0))
+    # What has ended it is waited for before that is told.
+    wait_until(lambda: "rank 1 ended with exit status 1" in run.text("n1"))
+
+    run.kill("n0")
+    start_node(run, "n0", options)
+
+    assert [run.wait("n0"), run.wait("n1")] == [0, 0], run.show()
+    assert {(1, 0), (1, 1)} < set(starts(run))
     run.assert_nothing_left()
 
 
