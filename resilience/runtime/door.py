@@ -29,6 +29,11 @@ NAME_BYTES = 16
 """Drawn once by each process."""
 NONCE_BYTES = 32
 """Drawn for each connection."""
+PROOF_S = 5.0
+"""How long a connection may take to prove the token, the handshake of TLS included."""
+PLACES_MAX = 256
+ORIGIN_PLACES_MAX = 64
+"""So many connections may be about to prove it, and so many of one host."""
 _MAGIC_BYTES = 8
 _HELLO_BYTES = _MAGIC_BYTES + NAME_BYTES + NONCE_BYTES
 _PROOF_BYTES = 32
@@ -144,7 +149,9 @@ class Strangers:
     passes within two ways of a packet, so it seldom waits longest.
     """
 
-    def __init__(self, places_max: int, origin_places_max: int) -> None:
+    def __init__(
+        self, places_max: int = PLACES_MAX, origin_places_max: int = ORIGIN_PLACES_MAX
+    ) -> None:
         self._places_max = places_max
         self._origin_places_max = origin_places_max
         self._origins: dict[int, str] = {}

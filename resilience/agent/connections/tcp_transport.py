@@ -26,14 +26,9 @@ from resilience.agent.connections.name_lookup import NameLookup, SocketAddress
 from resilience.agent.connections.transport import Arrival, Came, Gone, Heard, Reached
 from resilience.arguments import NO_NAME
 from resilience.comm.messages import LINE_BYTES_MAX, LineReader, Message, StoreReply, encode
-from resilience.runtime.door import AGENTS, NAME_BYTES, NONCE_BYTES, Door, Strangers
+from resilience.runtime.door import AGENTS, NAME_BYTES, NONCE_BYTES, PROOF_S, Door, Strangers
 from resilience.runtime.tls import NOT_YET, Tls, explain_tls, shake_hands
 
-DOOR_S = 5.0
-"""How long a stranger may take to pass the door."""
-STRANGERS_MAX = 256
-ORIGIN_STRANGERS_MAX = 64
-"""Of these, so many may come from one host."""
 QUEUE_BYTES_MAX = LINE_BYTES_MAX
 _ACCEPTS_MAX = 32
 """So many are let in before others are heard again."""
@@ -86,7 +81,7 @@ class TcpTransport:
         self._numbers = itertools.count(1)
         self._connections: dict[int, _Connection] = {}
         self._by_descriptor: dict[int, _Connection] = {}
-        self._strangers = Strangers(STRANGERS_MAX, ORIGIN_STRANGERS_MAX)
+        self._strangers = Strangers()
         self._inbox: list[Arrival] = []
         self._due_s = self._deaf_until_s = math.inf
         self._epoll = select.epoll()
@@ -220,7 +215,7 @@ class TcpTransport:
             except OSError:
                 self._make_room()
                 return
-            connection = self._add(connects=False, within_s=DOOR_S)
+            connection = self._add(connects=False, within_s=PROOF_S)
             self._open(connection, accepted, select.EPOLLIN)
             leaves = self._strangers.add(connection.peer, host)
             if leaves is not None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from resilience.runtime.door import DAEMONS, Door, Strangers
+from resilience.runtime.door import DAEMONS, PLACES_MAX, PROOF_S, Door, Strangers
 from resilience.runtime.tls import NOT_YET, Tls, shake_hands
 from resilience.tiered.memoryd.output import complain
 
@@ -32,13 +32,6 @@ _PAUSE_S = 1.0
 _CLOSE_TIMEOUT_S = 10.0
 _LAST_WORDS_S = 1.0
 """How long an answer that is in hand may take when all is to end."""
-_PROOF_S = 5.0
-"""Deadline for a proof of the token."""
-_PROVING_MAX, _ORIGIN_PROVING_MAX = 256, 64
-"""So many connections may be about to prove it, and so many of one host.
-
-At most a quarter of the descriptors that the process may have: the others are for shards.
-"""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,8 +81,8 @@ class Listener:
         self._strangers: set[threading.Thread] = set()
         self._waiting: dict[int, _Waiting] = {}
         """By descriptor, the oldest first; only for the listener's thread."""
-        places_max = min(_PROVING_MAX, os.sysconf("SC_OPEN_MAX") // 4)
-        self._places = Strangers(places_max, _ORIGIN_PROVING_MAX)
+        # The other descriptors are for shards.
+        self._places = Strangers(min(PLACES_MAX, os.sysconf("SC_OPEN_MAX") // 4))
         self._is_closing = threading.Event()
         self._selector = selectors.DefaultSelector()
         self._listening: socket.socket | None = None
@@ -176,7 +169,7 @@ class Listener:
         if self._make_door is None:
             self._hand_over(connection)
             return
-        until_s, is_shaking = time.monotonic() + _PROOF_S, self._tls is not None
+        until_s, is_shaking = time.monotonic() + PROOF_S, self._tls is not None
         self._watch(_Waiting(connection, until_s, self._make_door(), is_shaking))
         if (leaves := self._places.add(connection.fileno(), address[0])) is not None:
             self._forget(leaves).close()

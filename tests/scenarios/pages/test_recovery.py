@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 from recipes_training.group import CHECKPOINT_TIMEOUT, DATA_TIMEOUT
-from resilience.agent.connections.tcp_transport import DOOR_S, ORIGIN_STRANGERS_MAX, STRANGERS_MAX
 from resilience.agent.coordination import founding, membership, succession
 from resilience.agent.coordination.store import STORE_BYTES_MAX
 from resilience.agent.ending import GOOD_END_S, LAST_WORDS_S, LEFT_STATUS
@@ -88,10 +87,10 @@ def _sentences() -> Iterator[str]:
     yield f"the run (default {PLAIN.max_restarts})"
     # Who is let in.
     yield f"at most {door._HELLO_BYTES + door._PROOF_BYTES} bytes of a connection before it is"
-    yield f"that proves nothing within {DOOR_S:g} s is closed"
+    yield f"that proves nothing within {door.PROOF_S:g} s is closed"
     yield f"a value has at most {VALUE_BYTES_MAX >> 20} MiB, and the keys and values"
     yield f"of a generation {STORE_BYTES_MAX >> 20} MiB"
-    yield f"At most {STRANGERS_MAX} connections may wait there, {ORIGIN_STRANGERS_MAX} from one"
+    yield f"At most {door.PLACES_MAX} connections may wait there, {door.ORIGIN_PLACES_MAX} from one"
 
 
 @pytest.mark.parametrize("sentence", list(_sentences()))

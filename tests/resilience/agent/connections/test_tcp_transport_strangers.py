@@ -19,13 +19,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resilience.agent.connections.tcp_transport import (
-    DOOR_S,
-    ORIGIN_STRANGERS_MAX,
     QUEUE_BYTES_MAX,
 )
 from resilience.agent.connections.transport import Gone, Heard
 from resilience.comm.messages import StoreReply, encode
-from resilience.runtime.door import AGENTS, NAME_BYTES, NONCE_BYTES, Door, DoorError, DoorKind
+from resilience.runtime.door import (
+    AGENTS,
+    NAME_BYTES,
+    NONCE_BYTES,
+    ORIGIN_PLACES_MAX,
+    PROOF_S,
+    Door,
+    DoorError,
+    DoorKind,
+)
 from resilience.runtime.tls import NOT_YET, derive_tls, shake_hands
 from tests.resilience.transports import LIMIT_S, TOKEN, Node, TcpWorld, say
 
@@ -250,7 +257,7 @@ def test_silence_at_the_door_has_a_deadline(two: Pair) -> None:
         stranger.sendall(b"\x16" if two.world.tls else MAGIC)
         two.check_undisturbed()
         due_s = two.a.transport.tick(time.monotonic())
-        assert due_s < time.monotonic() + DOOR_S
+        assert due_s < time.monotonic() + PROOF_S
 
         assert two.a.transport.tick(due_s) == float("inf")
         two.settle_until_closed(stranger)
@@ -271,10 +278,10 @@ def test_a_connection_that_is_reset_at_once_harms_nobody(two: Pair, data: bytes)
 def test_a_flood_from_one_host_takes_nobody_s_place(two: Pair) -> None:
     with ExitStack() as stack:
         flood = [
-            stack.enter_context(two.stranger("127.0.0.2")) for _ in range(ORIGIN_STRANGERS_MAX + 9)
+            stack.enter_context(two.stranger("127.0.0.2")) for _ in range(ORIGIN_PLACES_MAX + 9)
         ]
         friend = two.stranger()
-        early = flood[: len(flood) - ORIGIN_STRANGERS_MAX]
+        early = flood[: len(flood) - ORIGIN_PLACES_MAX]
         for each in early:
             two.settle_until_closed(each)
         friend = stack.enter_context(two.shake(friend))
