@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import itertools
 import os
-import queue
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -23,6 +23,8 @@ from resilience.errors import BrokenError
 VALUE_BYTES_MAX = 16 << 20
 CALL_BYTES_MAX = 32 << 20
 """Keys and values of one call, as they travel."""
+_UNANSWERED = 0
+"""Number of all calls that wait for no reply: one is told only of a problem."""
 
 _kept: list[AgentStore] = []
 
@@ -41,8 +43,11 @@ class AgentStore(Store):
         self._send = send
         self._pid = os.getpid()
         self._numbers = itertools.count(1)
-        self._calls: dict[int, queue.SimpleQueue[StoreReply | None]] = {}
-        """Of calls that wait for their reply; None tells that no reply comes."""
+        self._calls: dict[int, tuple[threading.Lock, list[StoreReply]]] = {}
+        """Of calls that wait: whoever takes one out releases its lock, with a reply or without.
+
+        SimpleQueue's `get` waits for ever where a signal's handler returns after its time-out.
+        """
         self._is_broken = False
         self._problem = ""
         """Of a call that waits for no reply."""
@@ -50,19 +55,20 @@ class AgentStore(Store):
 
     def take(self, reply: StoreReply) -> None:
         """Take in what the agent says; replies of an earlier generation may still come."""
-        call = self._calls.get(reply.number)
         if reply.generation != self.generation:
             return
-        if call is not None:
-            call.put(reply)
-        elif reply.problem:
+        if call := self._calls.pop(reply.number, None):
+            call[1].append(reply)
+            call[0].release()
+        elif reply.number == _UNANSWERED:
             self._problem = reply.problem
 
     def break_now(self) -> None:
         """End all calls, now and later; from any thread."""
         self._is_broken = True
-        for call in list(self._calls.values()):
-            call.put(None)
+        for number in list(self._calls):
+            if call := self._calls.pop(number, None):
+                call[0].release()
 
     # ---- what torch calls, by these names
 
@@ -121,30 +127,33 @@ class AgentStore(Store):
         values: Sequence[bytes | str] = (),
         timeout: timedelta | None = None,
     ) -> tuple[str, ...]:
-        number = next(self._numbers)
-        replies = self._calls[number] = queue.SimpleQueue()
+        self._check()
+        number, has_ended, replies = next(self._numbers), threading.Lock(), list[StoreReply]()
+        has_ended.acquire()
+        self._calls[number] = has_ended, replies
         try:
-            # Only now: a break from here on finds the call.
+            # Again: a break from here on finds the call.
             self._check()
             self._request(call, number, keys, values)
             timeout_set = self.timeout  # type: ignore[attr-defined]
             wait_s = (timeout or timeout_set).total_seconds()
-            reply = replies.get(timeout=wait_s)
-        except queue.Empty:
-            self._request("cancel", number, (), ())
-            names = ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
-            raise DistStoreError(f"wait timeout after {wait_s:g} s, keys: {names}") from None
+            if not has_ended.acquire(timeout=wait_s):
+                names = ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
+                raise DistStoreError(f"wait timeout after {wait_s:g} s, keys: {names}")
         finally:
-            del self._calls[number]
-        if reply is None:
+            # Also where a signal's handler has raised.
+            if self._calls.pop(number, None) and not self._is_broken:
+                self._request("cancel", number, (), ())
+        if not replies:
             raise BrokenError("the generation ended during a call of its store")
+        (reply,) = replies
         if reply.problem:
             raise DistStoreError(reply.problem)
         return reply.values
 
     def _tell(self, call: StoreCall, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
         self._check()
-        self._request(call, next(self._numbers), keys, values)
+        self._request(call, _UNANSWERED, keys, values)
 
     def _request(
         self, call: StoreCall, number: int, keys: Sequence[str], values: Sequence[bytes | str]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -81,6 +82,47 @@ def test_what_was_given_up_is_not_taken_for_the_next_calls_answer(store: AgentSt
 
     assert store.add("n", 1) == 1
     assert store.get("late") == b"1"
+
+
+@pytest.mark.parametrize("ends_by", [KeyboardInterrupt, dist.DistStoreError])
+def test_a_call_that_was_given_up_is_cancelled_and_harms_no_later_one(
+    ends_by: type[BaseException],
+) -> None:
+    sent: list[Any] = []
+
+    def send(message: Message) -> None:
+        sent.append(message)
+        if ends_by is KeyboardInterrupt and len(sent) == 1:
+            raise ends_by  # as a signal's handler does at any place of the call
+
+    store = AgentStore(3, send)
+    with pytest.raises(ends_by):
+        store.wait(["a", "b"], SHORT)
+    get, cancel = sent
+    assert (cancel.call, cancel.number) == ("cancel", get.number)
+    store.take(StoreReply(generation=3, number=get.number, worker=1, problem="too much at once"))
+
+    store.set("a", "1")
+
+
+def test_a_wait_ends_after_its_time_out_also_where_a_signals_handler_took_longer(
+    store: AgentStore,
+) -> None:
+    has_run = threading.Event()
+
+    def outlast(number: int, frame: object) -> None:
+        with pytest.raises(dist.DistStoreError):
+            store.wait(["none"], 4 * SHORT)
+        has_run.set()
+
+    before = signal.signal(signal.SIGALRM, outlast)
+    signal.setitimer(signal.ITIMER_REAL, SHORT.total_seconds() / 5)
+    try:
+        with pytest.raises(dist.DistStoreError, match="wait timeout"):
+            store.wait(["none"], SHORT)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert has_run.is_set()
 
 
 @pytest.mark.parametrize("call", ["get", "wait", "add", "set"])
