@@ -4,9 +4,9 @@
 
 No model. Ours: one agent, and in each generation the time from the first rank that is told of it
 to the end of the first all-reduce on all ranks; rank 0 raises to bring about the next one. torch's:
-as many processes open `env://` anew, with a new TCPStore each time. Both have torch's defaults of
-gloo. Names come from files alone, as with a good resolver; with `--resolver lost` each query is
-counted and never answered. Medians with extremes, in milliseconds.
+as many processes open `env://` anew, with a new TCPStore each time. Those have torch's defaults; an
+agent sets GLOO_ENABLE_STORE_V2_API. Names come from files alone; with `--resolver lost` each query
+is counted and never answered. Medians with extremes, in milliseconds.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import shlex
 import shutil
 import socket
 import statistics
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,6 @@ from typing import Any
 from benchmarks import machine
 
 LIMIT_S = 300.0
-_FILES = (
-    "mount --bind {nsswitch} /etc/nsswitch.conf && exec {python} -m benchmarks.generation {rest}"
-)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -39,7 +38,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("-n", type=int, default=10, help="generations of each kind and size")
     parser.add_argument("--ranks", default="16,32,64", help="sizes, with commas")
-    parser.add_argument("--resolver", choices=["files", "machine"], default="files")
+    parser.add_argument("--resolver", choices=["files", "lost"], default="files")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     machine.add_arguments(parser)
     return parser.parse_args()
@@ -155,28 +154,50 @@ def show(name: str, ranks: int, times: list[float]) -> None:
     print(f"{ranks:3d} ranks  {name:6s} {middle:7.0f} ms  ({low:.0f}-{high:.0f}, n={len(times)})")
 
 
+def run_inside(resolver: str) -> int:
+    """Run this again where names come from files alone, or from a resolver that never answers.
+
+    Prints how many queries that one has got; needs root and util-linux's unshare.
+    """
+    files = {"/etc/nsswitch.conf": f"hosts: {'files' if resolver == 'files' else 'dns'}\n"}
+    if resolver == "lost":
+        files["/etc/resolv.conf"] = "nameserver 127.0.0.1\n"
+    with tempfile.TemporaryDirectory() as folder, socket.socket(type=socket.SOCK_DGRAM) as lost:
+        mounts = []
+        for number, (path, text) in enumerate(files.items()):
+            (Path(folder) / str(number)).write_text(text)
+            mounts.append(f"mount --bind {folder}/{number} {path} && ")
+        if resolver == "lost":
+            lost.bind(("127.0.0.1", 53))
+        words = [sys.executable, "-m", "benchmarks.generation", *sys.argv[1:], "--inside"]
+        script = "".join(mounts) + shlex.join(words)
+        status = subprocess.run(["unshare", "-m", "sh", "-c", script], check=False).returncode
+        lost.settimeout(0)
+        num_queries = 0
+        with suppress(BlockingIOError, OSError):
+            while lost.recv(2048):
+                num_queries += 1
+        if resolver == "lost":
+            print(f"queries to the resolver: {num_queries}")
+        return status
+
+
 def main() -> None:
-    """Time both at each size, in turns."""
+    """Time both at each size, in turns; with a resolver that never answers ours alone."""
     arguments = parse_arguments()
-    if arguments.resolver == "files" and not arguments.inside:
+    if not arguments.inside:
         machine.check_load(arguments)
-        with tempfile.NamedTemporaryFile("w", suffix=".nsswitch") as nsswitch:
-            nsswitch.write("hosts: files\n")
-            nsswitch.flush()
-            rest = " ".join([*sys.argv[1:], "--inside"])
-            script = _FILES.format(nsswitch=nsswitch.name, python=sys.executable, rest=rest)
-            raise SystemExit(
-                subprocess.run(["unshare", "-m", "sh", "-c", script], check=False).returncode
-            )
+        raise SystemExit(run_inside(arguments.resolver))
     for ranks in map(int, arguments.ranks.split(",")):
         folder = Path(tempfile.mkdtemp(prefix="generation-"))
-        ours, torchs = time_ours(ranks, arguments.n, folder), time_torchs(ranks, arguments.n)
+        ours = time_ours(ranks, arguments.n, folder)
         shutil.rmtree(folder)
         show("ours", ranks, ours)
-        show("torch", ranks, torchs)
-        print(
-            f"          ratio {statistics.median(ours) / statistics.median(torchs):.2f}", flush=True
-        )
+        if arguments.resolver == "files":
+            torchs = time_torchs(ranks, arguments.n)
+            show("torch", ranks, torchs)
+            ratio = statistics.median(ours) / statistics.median(torchs)
+            print(f"          ratio {ratio:.2f}", flush=True)
 
 
 if __name__ == "__main__":
