@@ -88,8 +88,8 @@ def _sentences() -> Iterator[str]:
     # Who is let in.
     yield f"at most {door._HELLO_BYTES + door._PROOF_BYTES} bytes of a connection before it is"
     yield f"that proves nothing within {door.PROOF_S:g} s is closed"
-    yield f"a value has at most {VALUE_BYTES_MAX >> 20} MiB, and the keys and values"
-    yield f"of a generation {STORE_BYTES_MAX >> 20} MiB"
+    yield f"at most {VALUE_BYTES_MAX >> 20} MiB. The keys and values of a generation have"
+    yield f"of a generation have at most {STORE_BYTES_MAX >> 20} MiB, in base64"
     yield f"At most {door.PLACES_MAX} connections may wait there, {door.ORIGIN_PLACES_MAX} from one"
 
 
