@@ -1,4 +1,4 @@
-"""How long a generation takes to open: the agents' store beside torch's TCPStore.
+"""Times a generation's opening: the agents' store beside torch's TCPStore.
 
     python -m benchmarks.generation [-n 10] [--ranks 16,32,64] [--resolver files]
 

@@ -1,4 +1,4 @@
-"""What one fault costs the coordinator's agent, by the size of the run.
+"""Cost of one fault to the coordinator's agent, by the size of the run.
 
     python -m benchmarks.scale [--nodes 16,128,1024] [--ranks-per-node 8]
 

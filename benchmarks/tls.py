@@ -1,4 +1,4 @@
-"""What TLS costs: a shard's way to another node's memory and back, and a step of two nodes.
+"""Cost of TLS: a shard's way to another node's memory and back, and a step of two nodes.
 
     python -m benchmarks.tls [-n 7] [--mib 512] [--steps 200] [--parts shards,steps]
 

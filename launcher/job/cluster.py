@@ -50,7 +50,7 @@ class SecretKey(Section):
 
 
 class _Encrypted(Section):
-    """What each kind of cluster says of the connections between nodes."""
+    """Settings of the connections between nodes, for each kind of cluster."""
 
     tls: bool = False
     """Whether agents and checkpoint daemons encrypt their connections to other nodes, with keys

@@ -42,7 +42,7 @@ class NodePart:
         self._tell, self._say, self._events = tell, say, events
         self.standing = Standing()
         self._reports: tuple[Report, ...] = ()
-        """What all ranks held before the newest generation in which this node's workers were."""
+        """Reports of all ranks, from before the newest generation of this node's workers."""
         self.opening: Open | None = None
         """The newest in which this node's workers were; None until there was one."""
         self.is_broken, self.broken_s = False, 0.0

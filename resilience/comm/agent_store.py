@@ -44,7 +44,7 @@ class AgentStore(Store):
         self._pid = os.getpid()
         self._numbers = itertools.count(1)
         self._calls: dict[int, tuple[threading.Lock, list[StoreReply]]] = {}
-        """Of calls that wait: whoever takes one out releases its lock, with a reply or without.
+        """Calls that wait. The thread that takes one out releases its lock, with a reply or not.
 
         SimpleQueue's `get` waits for ever where a signal's handler returns after its time-out.
         """

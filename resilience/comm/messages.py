@@ -98,13 +98,13 @@ class Open(Message):
     generation: StrictInt
     layout: Layout
     rank: StrictInt = -1
-    """Whose worker it is told to; the coordinator says the same to all."""
+    """Rank of the worker, which its agent fills in; the coordinator sends all agents the same."""
     local_rank: StrictInt = -1
     head: str
     """HOST:PORT of the first node at which no process listens yet, for programs that meet there on
     their own."""
     reports: Mapping[str, Any] = field(default_factory=dict)
-    """What every rank held at the end of the generation before, as `pack_reports` has it."""
+    """Reports of all ranks at the end of the generation before, by `pack_reports`."""
     before: Layout | None = None
     """The ranks that the reports are of, where nodes come in or leave; else they are those of
     `layout`."""
@@ -349,7 +349,7 @@ class StoreReply(Message):
     values: tuple[str, ...] = ()
     """In base64, but for a flag: that has one value where it is set, and none where it is not."""
     problem: str = ""
-    """Why the call has failed."""
+    """Problem of a call that has failed, for a person; empty for one that has not."""
 
 
 _KINDS: dict[str, TypeAdapter[Message]] = {

@@ -3,7 +3,7 @@
 The thread blocks until the agent says something or it is time for a heartbeat. It hands openings
 and the end to the training thread, replies of the store to the threads that wait for them, and
 breaks the current generation itself, because the training thread may be blocked in a collective.
-When the agent is gone the thread ends the process, which nobody would own.
+When the agent is gone the thread ends the process: no other process would end it.
 """
 
 from __future__ import annotations

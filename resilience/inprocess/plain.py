@@ -1,7 +1,7 @@
 """A rank for a program that reads it from its environment, as torchrun gives it.
 
 Such a program is started once a generation has opened. It may still have a block of its own: what
-was read here is handed on to it. The process has one link to its agent, whoever needs it first.
+was read here is handed on to it. The process has one link to its agent, for all its users.
 """
 
 from __future__ import annotations

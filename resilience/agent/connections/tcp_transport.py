@@ -61,7 +61,7 @@ class _Connection:
     waiting: bytearray = field(default_factory=bytearray)
     """What is to be sent."""
     replies: deque[StoreReply] = field(default_factory=deque)
-    """What is to be sent after it. A value that many get is in memory once until then."""
+    """Replies of the store, sent after it. They share a value that many get until then."""
 
 
 class TcpTransport:

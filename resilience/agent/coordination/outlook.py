@@ -1,4 +1,4 @@
-"""What an agent knows of the others, what it hears of them, and what it does. Pure data.
+"""An agent's knowledge of the others, the events about them, and its acts. Pure data.
 
 And what `party`, which does it, asks of the agent that it belongs to and of the run's folder.
 """

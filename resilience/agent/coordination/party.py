@@ -114,7 +114,7 @@ class Party:
         self._state: State | None = None
         """What is coordinated here, where this agent leads."""
         self._store = GenerationStore(generation=-1)
-        """That of the generation which was opened here last."""
+        """The store of the generation which was opened here last."""
         self._inbox: deque[Heeded | Event] = deque()
         self._is_busy = False
         self._told: set[int] = set()
@@ -369,7 +369,7 @@ class Party:
             self._inbox.appendleft(Settled(is_open=is_open))
         messages = [each.message for each in actions if isinstance(each, Send)]
         if self._is_roster_due and any(isinstance(each, _AFTER_ROSTER) for each in messages):
-            # Whoever goes on without this agent has to know of all that were there.
+            # A coordinator that follows this one has to know all nodes that were there.
             self._send_roster(now_s)
         self._is_roster_due |= before.present.keys() != self._state.present.keys()
         self._peers = None

@@ -83,7 +83,7 @@ class Worker:
     """Whether its errors speak of a connection that a peer has closed."""
     reader: LineReader = field(default_factory=LineReader)
     unsent: bytearray = field(default_factory=bytearray)
-    """What is still to be said to it."""
+    """Bytes of messages that the worker has not taken yet."""
 
     def send(self, message: Message) -> None:
         """Tell the worker something; one that is gone is noticed by its end.

@@ -27,7 +27,7 @@ def test_two_agents_go_on_through_a_killed_worker(run: Run, undisturbed: Undistu
 def test_one_side_alone_that_has_tls_is_told_so(
     run: Run, tls: tuple[str, ...], problem: str
 ) -> None:
-    """A further agent, and whoever asks a node to leave."""
+    """So are a further agent and `drain`."""
     token = f"--token-file={write_token(run.folder / 'token')}"
     other = () if tls else ("--tls",)
     told = plan(fault("tell", "import", -1), NOTE=run.note)
