@@ -13,8 +13,8 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import Store
 
-from resilience.agent.coordination.store import Client, GenerationStore
 from resilience.comm.agent_store import AgentStore
+from resilience.comm.generation_store import Client, GenerationStore
 from resilience.comm.messages import LineReader, Message, StoreReply, StoreRequest, encode
 
 _HOST = "127.0.0.1"

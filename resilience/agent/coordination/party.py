@@ -57,9 +57,9 @@ from resilience.agent.coordination.outlook import (
     Settled,
     Tell,
 )
-from resilience.agent.coordination.store import GenerationStore
 from resilience.agent.coordination.votes import find_doubted, find_ended
 from resilience.arguments import NAMELESS_S, NO_NAME
+from resilience.comm.generation_store import GenerationStore
 from resilience.comm.messages import (
     Beat,
     Drain,

@@ -16,7 +16,6 @@ import yaml
 
 from recipes_training.group import CHECKPOINT_TIMEOUT, DATA_TIMEOUT
 from resilience.agent.coordination import founding, membership, succession
-from resilience.agent.coordination.store import STORE_BYTES_MAX
 from resilience.agent.ending import GOOD_END_S, LAST_WORDS_S, LEFT_STATUS
 from resilience.agent.evidence.node_states import ANSWER_DEADLINE_S, CLOCKS_APART_S
 from resilience.agent.options import parse_options
@@ -24,6 +23,7 @@ from resilience.agent.processes import output, starts
 from resilience.agent.processes.writer import LIMIT_BYTES
 from resilience.agent.services import services
 from resilience.comm.agent_store import VALUE_BYTES_MAX
+from resilience.comm.generation_store import STORE_BYTES_MAX
 from resilience.comm.messages import GAVE_UP_STATUS
 from resilience.comm.waits import SLICE
 from resilience.comm.world import COLLECTIVE_TIMEOUT

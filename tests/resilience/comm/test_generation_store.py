@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from resilience.agent.coordination import store as store_module
-from resilience.agent.coordination.store import GenerationStore
+from resilience.comm.generation_store import GenerationStore
 from resilience.comm.messages import StoreCall, StoreReply, StoreRequest
 
 GENERATION = 4
