@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from resilience.agent.coordination import store as store_module
+from resilience.comm import generation_store as store_module
 from resilience.comm.generation_store import GenerationStore
 from resilience.comm.messages import StoreCall, StoreReply, StoreRequest
 
