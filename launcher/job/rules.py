@@ -448,7 +448,7 @@ _TAKEN_VARIABLES = frozenset(
     NNODES JOB_COMPLETION_INDEX MEMORYD_DIR MEMORYD_TOKEN_FILE
     address attempt end_s events_bytes file is_stopping job_text log mode name new_token node
     node_list nodes num_efa num_files num_finished num_given num_gpus num_nodes num_saved
-    peer_listen peer_port peer_ports peers peers_file place rdzv_endpoint rdzv_host rdzv_port
+    peer_listen peer_port peer_ports peers peers_file rdzv_endpoint rdzv_host rdzv_port
     restart run_dir shm_mib size sizes status step step_options switch token_file value was_asked
     """.split()  # noqa: SIM905  a list would take a line each
 )

@@ -67,6 +67,7 @@ from resilience.run_record import (
 )
 from resilience.state.state_files import create_state_files
 from resilience.state.transfer_buffer import create_transfer_buffer
+from resilience.tiered.arena_folder import open_arena
 
 _SAYS = "resilience.agent"
 _SPARE_SLOTS = 8
@@ -299,6 +300,9 @@ def _services(options: argparse.Namespace, logs: Path) -> list[Service]:
     config: MemorydConfig | None = options.node_config.memoryd
     if config is None:
         return []
+    # A cluster's manifest names a folder where the node is a pod, which has a memory of its own.
+    if not os.environ.get("MEMORYD_DIR"):
+        os.environ["MEMORYD_DIR"] = str(open_arena(options.run_dir, options.node_name))
     return [
         memoryd_service(
             config,

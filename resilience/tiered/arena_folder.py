@@ -1,21 +1,26 @@
 """The folder of an arena: made for one user, locked for one daemon, removed when long unused.
 
-Whoever starts next on the node removes those that nobody has used for long.
+Whoever starts next on the node removes those that nobody has used for long. The arenas of a run
+have random names, which the run's folder keeps: no other user can make a folder of that name first.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from resilience.tiered.errors import ArenaError
+from resilience.whole_files import replace_text
 
+SHARED_MEMORY = Path("/dev/shm")
 _LOCK_TRIES = 10
 LOCK_NAME = "lock"
 LOCK_TEXT = b"memoryd "
@@ -24,6 +29,50 @@ _OURS = re.compile(
     r"segment-\d{1,18}(\.meta(\.new)?)?|(jobs|copies|http-namespaces)\.(json(\.new)?|new)|memoryd\.sock"
 )
 """All that a daemon leaves in its arena beside the lock."""
+_NOTES = "arenas"
+"""Folder in that of the run with a file for each node, which has the name of the node's arena."""
+_ARENA = re.compile(r"memoryd-\d+-\w{8}-[^/\s]+")
+
+
+def open_arena(run_dir: Path, node: str) -> Path:
+    """Return the arena of a run's node; makes a new one where this user has none on this machine.
+
+    The next start of the node finds the arena again. Raises OSError.
+    """
+    folder = read_arenas(run_dir).get(node)
+    if folder is None or not is_own(folder):
+        name = {"prefix": f"memoryd-{os.geteuid()}-", "suffix": f"-{node}"}
+        folder = Path(tempfile.mkdtemp(dir=SHARED_MEMORY, **name))
+        note = run_dir / _NOTES / f"{_place(run_dir)}-{node}"
+        note.parent.mkdir(exist_ok=True)
+        replace_text(note, folder.name, node)
+    return folder
+
+
+def read_arenas(run_dir: Path) -> dict[str, Path]:
+    """Return the arenas that the run's folder names, by node, each on its own node's machine.
+
+    A copy of the folder names none: the arenas are those of the run that was copied.
+    """
+    found = {}
+    for note in sorted((run_dir / _NOTES).glob(f"{_place(run_dir)}-*")):
+        name = note.read_text("utf-8")
+        if _ARENA.fullmatch(name):
+            found[note.name.partition("-")[2]] = SHARED_MEMORY / name
+    return found
+
+
+def _place(run_dir: Path) -> str:
+    return hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:10]
+
+
+def is_own(folder: Path) -> bool:
+    """Return whether there is a folder of this user, and not a link to one."""
+    try:
+        status = folder.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def make_folder(folder: Path) -> None:

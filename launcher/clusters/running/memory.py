@@ -1,27 +1,15 @@
-"""What a run keeps in a node's memory under names of its own: checkpoints and batches.
-
-The names are those of the scripts in templates/ and of the workers; a test holds them together.
-"""
+"""What a run keeps in a node's memory under names of its own: checkpoints and batches."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from contextlib import suppress
 from pathlib import Path
 
 from launcher.clusters.running.cluster import Cleaned, RunFolder
 from resilience.data.errors import CacheFolderError
 from resilience.data.folder import remove_root
-from resilience.tiered.arena_folder import remove_arena
-
-SHARED_MEMORY = Path("/dev/shm")
-
-
-def arena_prefix(run_dir: Path) -> str:
-    """Return how the folder of each of the run's checkpoint daemons begins; then comes the node."""
-    place = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:10]
-    return f"memoryd-{os.getuid()}-{place}-"
+from resilience.tiered.arena_folder import SHARED_MEMORY, is_own, read_arenas, remove_arena
 
 
 def batch_folder(run: RunFolder) -> Path | None:
@@ -35,7 +23,7 @@ def batch_folder(run: RunFolder) -> Path | None:
 
 def find_arenas(run_dir: Path) -> list[Path]:
     """Return the arenas of the run's nodes on this machine."""
-    return sorted(SHARED_MEMORY.glob(f"{arena_prefix(run_dir)}*"))
+    return sorted(filter(is_own, read_arenas(run_dir).values()))
 
 
 def has_checkpoints(run_dir: Path) -> bool:

@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from launcher.clusters.running.cluster import ASK_TIMEOUT_S, Cleaned, RunFolder
-from launcher.clusters.running.memory import SHARED_MEMORY, arena_prefix, batch_folder
+from launcher.clusters.running.memory import batch_folder
 from launcher.clusters.submission import run_program
 from launcher.errors import OutsideError
 from launcher.job.cluster import SlurmCluster
+from resilience.tiered.arena_folder import read_arenas
 
 _LOG = re.compile(r"slurm-(\d+)\.(\d+)\.(.+)\.log")
 _STEP_S = 60.0
@@ -30,7 +31,7 @@ remove() { # LOCK FOLDER
     echo "left $2"
   fi
 }
-remove "$1$SLURMD_NODENAME/lock" "$1$SLURMD_NODENAME"
+if [ -n "$1" ]; then remove "$1/lock" "$1"; fi
 if [ -n "$2" ] && [ -f "$2/batch-cache.json" ]; then remove "$2/alive.lock" "$2"; fi
 """
 
@@ -71,7 +72,7 @@ def _clean_node(run: RunFolder, node: str) -> Cleaned:
         *("srun", "--quiet", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--time=2"),
         *("--input=none", f"--immediate={_IMMEDIATE_S}", f"--job-name=clean-{run.job.name}"),
         *(f"--{name}={value}" for name, value in given.items() if value),
-        *("bash", "-c", _SCRIPT, "clean", f"{SHARED_MEMORY}/{arena_prefix(run.path)}"),
+        *("bash", "-c", _SCRIPT, "clean", str(read_arenas(run.path).get(node, ""))),
         str(batch_folder(run) or ""),
     )
     try:

@@ -17,10 +17,10 @@ from launcher.clusters.local_run import (
     ended_text,
     plan_nodes,
 )
-from launcher.clusters.running import memory
 from launcher.monitor.runstate import next_state, start_state
 from launcher.monitor.standing import JobStatus, Phase, decide_standing
 from resilience.events import Event, read_events
+from resilience.tiered import arena_folder
 from resilience.tiered.arena_folder import LOCK_NAME, LOCK_TEXT
 from tests.launcher.local_job import local_job, run_scripts, write_run
 
@@ -173,10 +173,10 @@ def test_nodes_that_train_have_workers() -> None:
 def test_a_run_that_succeeds_leaves_no_memory_of_nodes_that_have_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, stays: bool
 ) -> None:
-    monkeypatch.setattr(memory, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(arena_folder, "SHARED_MEMORY", tmp_path)
     run_dir = tmp_path / "run"
-    arena = tmp_path / f"{memory.arena_prefix(run_dir)}node-3"
-    arena.mkdir()
+    run_dir.mkdir()
+    arena = arena_folder.open_arena(run_dir, "node-3")
     (arena / LOCK_NAME).write_bytes(LOCK_TEXT)
 
     status, _ = run_scripts(run_dir, script)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters.running.memory import arena_prefix
+from launcher.clusters.running.memory import find_arenas
 from resilience.tiered.client import TieredClient
 from resilience.tiered.memoryd.local import SOCKET_NAME
 from tests.launcher.command import TIMEOUT_S
@@ -116,7 +116,7 @@ def running(folder: Path, *overrides: str) -> Iterator[Run]:
         started.close()
         started.process.kill()
         started.process.wait()
-        for arena in SHM.glob(f"{arena_prefix(folder)}*"):
+        for arena in find_arenas(folder):
             shutil.rmtree(arena, ignore_errors=True)
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.clusters.running.memory import find_arenas
+from resilience.tiered import arena_folder
 from resilience.tiered.arena import Arena
-from resilience.tiered.arena_folder import remove_expired
+from resilience.tiered.arena_folder import open_arena, read_arenas, remove_arena, remove_expired
 from tests.resilience.tiered.daemons import MIB, Daemon, load, make_content, make_id, save
 from tests.resilience.tiered.kept import wait_until
 
@@ -34,6 +36,44 @@ def make_old(folder: Path, age_s: float = 2 * DAY_S) -> None:
 
 def names(folder: Path) -> set[str]:
     return {each.name for each in folder.iterdir()}
+
+
+@pytest.mark.parametrize("squats", ["link", "file"])
+def test_another_users_folder_takes_no_arenas_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squats: str
+) -> None:
+    memory, run = tmp_path / "memory", tmp_path / "run"
+    for each in (memory, run):
+        each.mkdir()
+    monkeypatch.setattr(arena_folder, "SHARED_MEMORY", memory)
+    first, other = open_arena(run, "node-0"), open_arena(run, "node-1")
+    assert first.lstat().st_mode & 0o777 == 0o700
+    assert first != other
+    assert open_arena(run, "node-0") == first
+    assert read_arenas(shutil.copytree(run, tmp_path / "copy")) == {}
+    assert remove_arena(first)
+    if squats == "link":
+        first.symlink_to(other)
+    else:
+        first.touch()
+
+    second = open_arena(run, "node-0")
+
+    assert second != first
+    assert read_arenas(run) == {"node-0": second, "node-1": other}
+    assert find_arenas(run) == sorted((second, other))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+def test_a_folder_of_another_user_is_neither_used_nor_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arena_folder, "SHARED_MEMORY", tmp_path)
+    taken = open_arena(tmp_path, "node-0")
+    os.chown(taken, 65534, 65534)
+
+    assert open_arena(tmp_path, "node-0") != taken
+    assert find_arenas(tmp_path) == [read_arenas(tmp_path)["node-0"]]
 
 
 @pytest.mark.slow

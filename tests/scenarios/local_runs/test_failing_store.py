@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters.running.memory import SHARED_MEMORY, arena_prefix
+from resilience.tiered.arena_folder import read_arenas
 from tests.disks import frozen, open_disk
 from tests.launcher.command import TIMEOUT_S, last_of_each, launch
 from tests.launcher.local_world import end_all
@@ -147,7 +147,7 @@ class Run:
         return subprocess.run(
             [
                 *(sys.executable, "-m", "resilience.tiered", "status"),
-                *("--dir", f"{SHARED_MEMORY / arena_prefix(self.path)}node-0"),
+                *("--dir", str(read_arenas(self.path)["node-0"])),
                 *("--token-file", str(self.path / "run.token")),
             ],
             capture_output=True, text=True, timeout=_LIMIT_S, check=True,

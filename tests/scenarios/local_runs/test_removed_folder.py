@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters.running.memory import find_arenas, remove_arenas
+from launcher.clusters.running.memory import find_arenas
 from resilience.events import EventReader
+from resilience.tiered.arena_folder import remove_arena
 
 pytest.importorskip("torch", reason="a worker needs torch")
 LIMIT_S = 240
@@ -44,6 +45,7 @@ def test_run_without_its_folder_saves_its_state_says_so_and_ends(
     """
     run, console, other = tmp_path / "run", tmp_path / "console", tmp_path / "other"
     words = (f"recipe=llama/{recipe}", "trainer.max_steps=100000", f"run.dir={run}", "action=run")
+    arenas: list[Path] = []
     # Faults that are injected leave word of themselves in the folder.
     words += ("resilience.faults.injected=[]",) * recovers
     with console.open("wb") as output:
@@ -63,6 +65,7 @@ def test_run_without_its_folder_saves_its_state_says_so_and_ends(
             (other / "agents").mkdir()
             word = {"pid": 1, "run_id": "other", "host": "h", "boot_id": "b"}
             (other / "launcher.lock").write_text(json.dumps(word))
+        arenas = find_arenas(run)
         of_other = read_all(other)
         run.rename(tmp_path / "gone")
         if is_replaced:
@@ -76,10 +79,11 @@ def test_run_without_its_folder_saves_its_state_says_so_and_ends(
         saved = said.partition("newest of step ")[2].partition(" ")[0]
         assert int(saved) > 20, said
         assert (f"the store lacks step {saved}" in said) != is_replaced
-        assert len(find_arenas(run)) == 2, said
+        assert [each.exists() for each in arenas] == [True, True], said
         assert run.exists() == is_replaced, "nothing of it was made anew"
         assert read_all(run) == of_other
     finally:
         process.kill()
         process.wait()
-        remove_arenas(run)
+        for arena in arenas:
+            remove_arena(arena)

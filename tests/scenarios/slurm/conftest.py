@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.clusters.running.memory import SHARED_MEMORY, arena_prefix
+from launcher.clusters.running.memory import find_arenas
 from tests.scenarios.slurm import cluster
 from tests.scenarios.slurm.jobs import Run, Slurm, merge, stand_in, submit_run
 
@@ -69,9 +69,9 @@ def slurm(slurm_cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     slurm_cluster.wait_until(
         lambda: not slurm_cluster.ask("squeue", "--noheader"), "no job is left"
     )
-    prefixes = [arena_prefix(path.parent) for path in tmp_path.rglob("submitted.json")]
-    for arena in (path for each in prefixes for path in SHARED_MEMORY.glob(f"{each}*")):
-        shutil.rmtree(arena, ignore_errors=True)
+    for submitted in tmp_path.rglob("submitted.json"):
+        for arena in find_arenas(submitted.parent):
+            shutil.rmtree(arena, ignore_errors=True)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters.running.memory import SHARED_MEMORY, arena_prefix
 from resilience.event_files import event_files
+from resilience.tiered.arena_folder import open_arena
 from tests.launcher.command import Ended, launch
 from tests.processes import command_of, parents
 from tests.scenarios.slurm.cluster import wait_until
@@ -138,12 +138,11 @@ def test_clean_names_a_node_that_is_down(submitted: Path, slurm: Slurm) -> None:
 
 def test_memory_on_the_nodes_goes_with_clean(submitted: Path, slurm: Slurm) -> None:
     """One node's daemon still has its arena, and one node takes no step any more."""
-    arenas = [SHARED_MEMORY / f"{arena_prefix(submitted)}n{number}" for number in (1, 2)]
+    arenas = [open_arena(submitted, f"n{number}") for number in (1, 2)]
     refused = ask(submitted, "clean", submitted.name)
     ask(submitted, "cancel", submitted.name)
     try:
         for arena in arenas:
-            arena.mkdir(mode=0o700)
             (arena / "lock").write_bytes(b"memoryd 1")
         with (arenas[0] / "lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from launcher.clusters.running.lock import has_lock_open
-from launcher.clusters.running.memory import SHARED_MEMORY, arena_prefix
 from resilience.agent.evidence.locks import LAUNCHER_LOCK
 from resilience.events import EventLog
+from resilience.tiered.arena_folder import open_arena
 from tests.launcher.command import launch, refuse
 from tests.launcher.local_world import (
     WORDS,
@@ -53,8 +53,7 @@ def test_step_that_is_kept_is_named_as_long_as_it_is_there(team: Path) -> None:
     record = {"time": 1e9, "node": "node-0", "rank": 0, "generation": 0, "step": 4, **fields}
     with (run / "events.jsonl").open("a") as file:
         file.write(json.dumps(record) + "\n")
-    arena = SHARED_MEMORY / f"{arena_prefix(run)}node-0"
-    arena.mkdir(mode=0o700)
+    arena = open_arena(run, "node-0")
     try:
         assert "  safe      checkpoint of step 4\n" in status_of(run).out
         os.kill(pid, signal.SIGTERM)

@@ -329,16 +329,6 @@ def test_a_node_that_began_anew_is_read_over_a_new_connection(tmp_path: Path) ->
             pair["b"].start()
 
 
-def test_many_strangers_hold_up_nobody(pair: Cluster) -> None:
-    save(pair["a"].client(), make_id(1), make_content(MIB, 1))
-    wait_held(pair["b"], make_id(1))
-    with ExitStack() as stack:
-        for _ in range(300):
-            stack.callback(knock(pair.ports["b"]).close)
-        save(pair["a"].client(), make_id(2), make_content(MIB, 2))
-        wait_held(pair["b"], make_id(2))
-
-
 @pytest.mark.slow
 def test_a_peer_that_stands_still_is_gone_until_it_goes_on(tmp_path: Path) -> None:
     options = (*KEEP, "--peer-gone-s", "1", "--domains-min", "1", "--replicas", "1")

@@ -29,10 +29,8 @@ if [ ! -e "$token_file" ]; then
   rm "$new_token"
 fi
 
-# The node's checkpoint daemon is found by its folder, which the next start of this script finds,
-# too. The name is short, as a socket's path has 107 bytes at most.
-place=$(printf %s "$run_dir" | sha256sum)
-export MEMORYD_DIR=/dev/shm/memoryd-$UID-${place:0:10}-node-1
+# The agent names the folder of the node's checkpoint daemon.
+export MEMORYD_DIR=
 export MEMORYD_TOKEN_FILE=$token_file
 read -ra peer_ports <<<"${LAUNCHER_PEER_PORTS:-9201 9202 9203 9204 9205 9206 9207 9208 9209 9210 9211 9212 9213 9214 9215 9216}"
 
