@@ -22,7 +22,7 @@ from benchmarks import figures
 from benchmarks.events import Event, EventLog, EventReader
 from benchmarks.faults import open_window
 from benchmarks.jobplan import RUN_DIR_VARIABLE, Fault, JobPlan, Place
-from benchmarks.processes import end_processes, is_stopped
+from benchmarks.processes import ProcessJob, end_processes, is_stopped
 
 FOLDER = Path("/dev/shm")
 PREFIX = "faultbench-"
@@ -221,6 +221,33 @@ def run_job(
         began_s=watch.began_s,
         words="" if end in {"finished", "window over"} else tail(Path(plan.run_dir, "log")),
     )
+
+
+def wait_for_job(
+    job: ProcessJob,
+    limit_s: float,
+    *,
+    look: Callable[[], None] = lambda: None,
+    every_s: float = POLL_S,
+) -> None:
+    """Wait for a job's end and look at it meanwhile; raises RuntimeError where it failed."""
+    until_s = time.monotonic() + limit_s
+    words = ""
+    try:
+        next_s = time.monotonic()
+        while job.poll():
+            look()
+            if time.monotonic() > until_s:
+                words = f"not through after {limit_s:.0f} s"
+                break
+            next_s = max(next_s + every_s, time.monotonic())
+            time.sleep(max(0.0, next_s - time.monotonic()))
+    finally:
+        job.end()
+    status = job.running[0][1].returncode
+    if words or status:
+        words = words or f"ended with status {status}"
+        raise RuntimeError(f"the job {words}: {tail(Path(job.run_dir, 'log'))}")
 
 
 def tail(path: Path) -> str:

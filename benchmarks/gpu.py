@@ -115,7 +115,7 @@ def run_ranks(
         what="two ranks on one device",
         start=lambda plan: start_workers(
             plan,
-            "benchmarks.recovery_peers.gpu_worker",
+            ["benchmarks.recovery_peers.gpu_worker"],
             preloaded=(*PRELOADED, "recipes_training.preload"),
             variables=variables,
         ),

@@ -11,15 +11,21 @@ from benchmarks.processes import Command, ProcessJob
 
 HANG_DEADLINE_S = 2.0
 """How long a stopped rank may hold the others up; the peers' time-outs are 2 to 90 s."""
-
-
+LONG_DEADLINE = ("--hang-deadline-s=120",)
+"""Of an agent, for jobs in which no rank is stopped."""
 WORKER = "benchmarks.recovery_peers.ours_worker"
 PRELOADED = ("torch", "transformers", "benchmarks.recovery_peers.job")
+# Before the stand-ins: transformers is imported as it is.
+MEGATRON_PRELOADED = (
+    "torch",
+    "benchmarks.recovery_peers.job",
+    "recipes_training.megatron.preload_cpu",
+)
 
 
 def start(plan: JobPlan) -> RunningJob:
     """Start a node agent, which starts the ranks and keeps one warm spare."""
-    return start_workers(plan, WORKER, preloaded=PRELOADED)
+    return start_workers(plan, [WORKER], preloaded=PRELOADED)
 
 
 def start_megatron(plan: JobPlan, overrides: Sequence[str] = ()) -> ProcessJob:
@@ -27,21 +33,22 @@ def start_megatron(plan: JobPlan, overrides: Sequence[str] = ()) -> ProcessJob:
     from benchmarks.recovery_peers import megatron_job
 
     megatron_job.write_job(plan, *overrides)
-    # Before the stand-ins: transformers is imported as it is.
-    preloaded = ("torch", "benchmarks.recovery_peers.job", "recipes_training.megatron.preload_cpu")
-    worker = "benchmarks.recovery_peers.megatron_ours"
-    return start_workers(plan, worker, preloaded=preloaded, options=["--shards=2"])
+    program = ["benchmarks.recovery_peers.megatron_ours"]
+    return start_workers(plan, program, preloaded=MEGATRON_PRELOADED, options=["--shards=2"])
 
 
 def start_workers(
     plan: JobPlan,
-    worker: str,
+    program: Sequence[object],
     *,
     preloaded: Sequence[str],
     options: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
 ) -> ProcessJob:
-    """Start an agent whose ranks run a module, forked from a process with those `preloaded`."""
+    """Start an agent whose ranks run a program, forked from a process with those `preloaded`.
+
+    A program is a module with its arguments. `options` of the agent replace those of all jobs.
+    """
     known = {
         "--nproc-per-node": plan.num_ranks,
         "--rdzv-endpoint": f"127.0.0.1:{plan.ports[0]}",
@@ -56,7 +63,7 @@ def start_workers(
     arguments += [*(f"{key}={value}" for key, value in known.items()), *options]
     for module in preloaded:
         arguments += ["--preload", module]
-    arguments += ["--", "python", "-m", worker]
+    arguments += ["--", "python", "-m", *map(str, program)]
     environment = {**job_environment(plan), **(variables or {})}
     return ProcessJob(plan.run_dir, [Command(arguments=arguments, environment=environment)])
 

@@ -1,12 +1,11 @@
-"""What recovery costs while nothing fails: time of a step, memory, and nothing at all when off.
+"""What recovery costs while nothing fails: time of a step, and memory.
 
-    python -m benchmarks.overhead [--pairs 1000] [--parts steps,buckets,off,memory] [--json FILE]
+    python -m benchmarks.overhead [--pairs 1000] [--parts steps,memory] [--json FILE]
 
 steps: every worker holds two copies of the tiny model, one under plain DDP and one under
 recovery, and takes a step of each in turn, pair by pair in changing order; a step lasts from the
-first rank's begin to the last rank's end. buckets: the same for a model whose gradients fill
-several buckets. off: what a worker of a real job without the feature imports, starts and sends.
-memory: proportional set sizes with 1 GiB of state per rank.
+first rank's begin to the last rank's end. memory: proportional set sizes with 1 GiB of state per
+rank.
 """
 
 from __future__ import annotations
@@ -22,43 +21,23 @@ from typing import Any
 
 from benchmarks import machine, overhead_memory
 from benchmarks import overhead_figures as figures
-from benchmarks.faultbench import free_ports, run_folder
+from benchmarks.faultbench import free_ports, run_folder, wait_for_job
 from benchmarks.jobplan import NUM_RANKS, JobPlan
-from benchmarks.overhead_jobs import agent_job, plain_agent_job, wait_for_job
+from benchmarks.ours import LONG_DEADLINE, PRELOADED, start_workers
 
-PARTS = ("steps", "buckets", "off", "memory")
-WARM_UP = {"tiny": 20, "wide": 6}
+PARTS = ("steps", "memory")
+WARM_UP = 20
 """Steps of each kind that are not counted; the losses of both have to agree in them."""
 LOSS_DIFFERENCE_MAX = 1e-4
 PAIR_LIMIT_S = 3.0
 START_LIMIT_S = 180.0
-RECIPE = "llama/llama3_tiny_pretrain"
-OFF_STEPS = (2, 5)
-NUM_OFF_RANKS = 2
-FOREIGN_WHEN_OFF = (
-    "resilience.checkpointless",
-    "resilience.comm.gate",
-    "resilience.inprocess.block",
-    "resilience.tiered",
-)
-"""What recovery is made of; the loop, which is one for all jobs, imports the rest."""
-THREADS_WHEN_OFF = {"MainThread", "agent-link"}
-"""The second may wait for the agent's word."""
-NUM_OFF_BUCKETS = 2
-"""Of the recipe's model; a step reduces these, and the loss with the wish to stop."""
 MIB = 1 << 20
 
 
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--pairs", type=int, default=1000, help="steps of each kind, tiny model")
-    parser.add_argument("--bucket-pairs", type=int, default=60, help="the same, several buckets")
-    parser.add_argument(
-        "--bucket-view",
-        action="store_true",
-        help="let DDP keep gradients in its buckets, as the trainer does; not its default",
-    )
+    parser.add_argument("--pairs", type=int, default=1000, help="steps of each kind")
     parser.add_argument("--gib", type=float, default=1.0, help="state of each rank, for memory")
     parser.add_argument("--memory-ranks", type=int, default=NUM_RANKS)
     parser.add_argument("--parts", default=",".join(PARTS))
@@ -69,7 +48,7 @@ def parse_arguments() -> argparse.Namespace:
     arguments.parts = arguments.parts.split(",")
     if unknown := sorted(set(arguments.parts) - set(PARTS)):
         parser.error(f"no parts {', '.join(unknown)}; known: {', '.join(PARTS)}")
-    if min(arguments.pairs, arguments.bucket_pairs, arguments.memory_ranks) < 2:
+    if min(arguments.pairs, arguments.memory_ranks) < 2:
         parser.error("fewer than 2 pairs or ranks show nothing")
     return arguments
 
@@ -77,18 +56,14 @@ def parse_arguments() -> argparse.Namespace:
 # ---- steps
 
 
-def run_steps(
-    work: str, pairs: int, *, keep: Path | None, is_bucket_view: bool
-) -> list[dict[str, Any]]:
+def run_steps(pairs: int, *, keep: Path | None) -> list[dict[str, Any]]:
     """Run both copies against each other; return what each rank wrote."""
     with run_folder(keep) as folder:
         plan = JobPlan(run_dir=folder, num_steps=pairs, ports=free_ports(4))
         plan.write()
-        program = ["benchmarks.overhead_steps", "--work", work]
-        program += ["--pairs", str(pairs), "--warm-up", str(WARM_UP[work])]
-        program += ["--bucket-view"] * is_bucket_view
-        preload = ["torch", "transformers", "benchmarks.recovery_peers.job"]
-        wait_for_job(agent_job(plan, program, preload), START_LIMIT_S + pairs * PAIR_LIMIT_S)
+        program = ["benchmarks.overhead_steps", "--pairs", str(pairs), "--warm-up", str(WARM_UP)]
+        job = start_workers(plan, program, preloaded=PRELOADED, options=LONG_DEADLINE)
+        wait_for_job(job, START_LIMIT_S + pairs * PAIR_LIMIT_S)
         paths = [Path(folder, f"steps-{rank}.json") for rank in range(plan.num_ranks)]
         return [json.loads(path.read_text("utf-8")) for path in paths]
 
@@ -128,20 +103,16 @@ def judge_steps(ranks: Sequence[Mapping[str, Any]], cores: int) -> dict[str, Any
         },
         "with_background": ratio.median / (1 - share),
         "loss_difference": difference,
-        "overlap": {
-            name: figures.judge_overlap([row for rank in ranks for row in rank[f"{name}_overlap"]])
-            for name in ("plain", "ours")
-        },
     }
 
 
-def render_steps(work: str, result: Mapping[str, Any]) -> str:
-    """Render the figures of one model."""
+def render_steps(result: Mapping[str, Any]) -> str:
+    """Render the figures of a step."""
     verdict = "within" if result["with_background"] <= figures.STEP_BAR else "ABOVE"
     ratio, step_ms = result["ratio"], result["step_ms"]
     background = result["background_cpu_ms_per_s"]
     lines = [
-        f"{work}: step with recovery / DDP: {ratio}, of sums {ratio.of_sums:.4f}",
+        f"step with recovery / DDP: {ratio}, of sums {ratio.of_sums:.4f}",
         f"  {ratio.num_pairs} pairs, {step_ms['plain']:.2f} ms plain, {step_ms['ours']:.2f} ours",
         f"  processor time of a step, ours / DDP: {result['cpu_ratio']}",
         "  beside the steps, processor ms per s: "
@@ -158,97 +129,8 @@ def render_steps(work: str, result: Mapping[str, Any]) -> str:
         f"  for the rank that comes last: gate {1e3 * result['gate_last_s']:.3f} ms, "
         f"reducer after backward {1e3 * result['reducer_last_s']:.3f} ms"
     )
-    for name, each in result["overlap"].items():
-        sent = " ".join(f"{value:.1f}" for value in each.sent_ms)
-        done = "" if each.num_done is None else f", {each.num_done:.1f} done by then"
-        lines.append(
-            f"  {name}: gradients in after {each.backward_ms:.1f} ms, {each.num_buckets} buckets "
-            f"sent at {sent} ms{done}"
-        )
-    lines.append(
-        f"  losses of the first {WARM_UP[work]} steps differ by {result['loss_difference']:.1e}"
-    )
+    lines.append(f"  losses of the first {WARM_UP} steps differ by {result['loss_difference']:.1e}")
     return "\n".join(lines)
-
-
-# ---- off
-
-
-def check_off() -> dict[str, Any]:
-    """Run a job without recovery for a few steps, twice; return what it met of recovery."""
-    met = [run_off(num_steps) for num_steps in OFF_STEPS]
-    return judge_off(
-        met[0], met[1], num_steps=OFF_STEPS[1] - OFF_STEPS[0], num_buckets=NUM_OFF_BUCKETS
-    )
-
-
-def run_off(num_steps: int) -> list[dict[str, Any]]:
-    """Run the trainer under a node agent, as any cluster would without the feature."""
-    from launcher.composition.compose import resolve
-
-    overrides = [
-        "trainer.num_nodes=1",
-        f"trainer.num_devices={NUM_OFF_RANKS}",
-        f"trainer.max_steps={num_steps}",
-        "trainer.optimizer.warmup_steps=1",
-        "trainer.save_checkpoint=false",
-        "data.max_bytes=100000",
-        "resilience.tiered=null",
-    ]
-    with run_folder() as folder:
-        job = resolve(RECIPE, overrides)
-        assert job.resilience.checkpointless is None
-        path = Path(folder, "job.json")
-        path.write_text(job.to_json(), "utf-8")
-        plan = JobPlan(
-            run_dir=folder, num_steps=num_steps, num_ranks=NUM_OFF_RANKS, ports=free_ports(4)
-        )
-        plan.write()
-        program = ["benchmarks.overhead_off", f"--job={path}", f"--run-dir={folder}"]
-        wait_for_job(plain_agent_job(plan, [*program, "--node-name=node-0"]), START_LIMIT_S)
-        paths = [Path(folder, f"off-{rank}.json") for rank in range(NUM_OFF_RANKS)]
-        return [json.loads(path.read_text("utf-8")) for path in paths]
-
-
-def judge_off(
-    short: Sequence[Mapping[str, Any]],
-    long: Sequence[Mapping[str, Any]],
-    *,
-    num_steps: int,
-    num_buckets: int,
-) -> dict[str, Any]:
-    """Judge two runs whose lengths differ by `num_steps`, each by all its ranks."""
-    met = [*short, *long]
-    per_step = [
-        {
-            name: (after["collectives"][name] - before["collectives"].get(name, 0)) / num_steps
-            for name in after["collectives"]
-        }
-        for before, after in zip(short, long, strict=True)
-    ]
-    kept = [{name: number for name, number in each.items() if number} for each in per_step]
-    modules = {
-        name for each in met for name in each["modules"] if name.startswith(FOREIGN_WHEN_OFF)
-    }
-    threads = {name for each in met for name in each["threads"]}
-    return {
-        "foreign_modules": sorted(modules),
-        "threads": sorted(threads),
-        "collectives_per_step": kept,
-        "is_clean": not modules
-        and threads <= THREADS_WHEN_OFF
-        and all(each == {"c10d.allreduce_.default": num_buckets + 1} for each in kept),
-    }
-
-
-def render_off(result: Mapping[str, Any]) -> str:
-    """Render what a worker without the feature met."""
-    verdict = "nothing of recovery" if result["is_clean"] else "SOMETHING OF RECOVERY"
-    return (
-        f"off: {verdict}; its modules {', '.join(result['foreign_modules']) or 'none'}; "
-        f"threads {', '.join(result['threads'])}; collectives of a step "
-        f"{result['collectives_per_step'][0]}"
-    )
 
 
 # ---- memory
@@ -302,19 +184,9 @@ def main() -> None:
     about = machine.check_load(arguments)
     results: dict[str, Any] = {"machine": about}
     cores = int(str(about["cores"]))
-    for part, work, pairs in (
-        ("steps", "tiny", arguments.pairs),
-        ("buckets", "wide", arguments.bucket_pairs),
-    ):
-        if part in arguments.parts:
-            ranks = run_steps(
-                work, pairs, keep=arguments.keep, is_bucket_view=arguments.bucket_view
-            )
-            results[part] = judge_steps(ranks, cores)
-            print(render_steps(work, results[part]), flush=True)
-    if "off" in arguments.parts:
-        results["off"] = check_off()
-        print(render_off(results["off"]), flush=True)
+    if "steps" in arguments.parts:
+        results["steps"] = judge_steps(run_steps(arguments.pairs, keep=arguments.keep), cores)
+        print(render_steps(results["steps"]), flush=True)
     if "memory" in arguments.parts:
         off, on = overhead_memory.measure_both(arguments.gib, arguments.memory_ranks)
         results["memory"] = {"off": off, "on": on, "ratios": overhead_memory.ratios(off, on)}

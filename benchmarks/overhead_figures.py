@@ -88,39 +88,6 @@ def last_to_come(ranks: Sequence[Sequence[Stamps]], names: Sequence[str], name: 
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Overlap:
-    """How a backward pass and the reductions of its buckets lie to each other; medians."""
-
-    num_buckets: int
-    backward_ms: float
-    """Until all gradients are in."""
-    sent_ms: tuple[float, ...]
-    """When each bucket's reduction was issued, from the begin of backward."""
-    num_done: float | None = None
-    """How many reductions had ended when backward did; None where that is not known."""
-
-
-def judge_overlap(rows: Sequence[Mapping[str, object]]) -> Overlap:
-    """Take the median of each moment; rows are steps, of any rank."""
-
-    def column(name: str) -> list[float]:
-        return [float(row[name]) for row in rows]  # type: ignore[arg-type]
-
-    sent = [list(row["sent_s"]) for row in rows]  # type: ignore[call-overload]
-    num_buckets = min(len(each) for each in sent)
-    moments = tuple(
-        1e3 * statistics.median(each[index] for each in sent) for index in range(num_buckets)
-    )
-    is_known = all("num_done" in row for row in rows)
-    return Overlap(
-        num_buckets=num_buckets,
-        backward_ms=1e3 * statistics.median(column("backward_s")),
-        sent_ms=moments,
-        num_done=statistics.fmean(column("num_done")) if is_known else None,
-    )
-
-
 # ---- memory
 
 

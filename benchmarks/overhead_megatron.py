@@ -18,9 +18,9 @@ from pathlib import Path
 
 from benchmarks import machine
 from benchmarks import overhead_figures as figures
-from benchmarks.faultbench import free_ports, run_folder
+from benchmarks.faultbench import free_ports, run_folder, wait_for_job
 from benchmarks.jobplan import MICRO_BATCH, NUM_RANKS, JobPlan
-from benchmarks.overhead_jobs import agent_job, wait_for_job
+from benchmarks.ours import LONG_DEADLINE, MEGATRON_PRELOADED, start_workers
 from benchmarks.recovery_peers import megatron_job
 
 LAYOUTS = {
@@ -67,14 +67,9 @@ def measure(layout: str, pairs: int, work: int) -> tuple[figures.Ratio, dict[str
         job = megatron_job.write_job(plan, *LAYOUTS[layout], samples)
         stages = getattr(job.trainer, "pipeline_parallel", 1)
         program = ["benchmarks.recovery_peers.megatron_contest", str(pairs), str(WARM_UP)]
-        preload = [
-            "torch",
-            "benchmarks.recovery_peers.job",
-            "recipes_training.megatron.preload_cpu",
-        ]
-        options = ["--shards=2", f"--stages={stages}"]
-        limit_s = START_LIMIT_S + pairs * PAIR_LIMIT_S
-        wait_for_job(agent_job(plan, program, preload, options), limit_s)
+        options = ["--shards=2", f"--stages={stages}", *LONG_DEADLINE]
+        started = start_workers(plan, program, preloaded=MEGATRON_PRELOADED, options=options)
+        wait_for_job(started, START_LIMIT_S + pairs * PAIR_LIMIT_S)
         paths = [Path(folder, f"steps-{rank}.json") for rank in range(plan.num_ranks)]
         ranks = [json.loads(path.read_text("utf-8")) for path in paths]
     for rank in ranks:

@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.events import Event, EventReader
-from benchmarks.faultbench import free_ports, run_folder
+from benchmarks.faultbench import free_ports, run_folder, wait_for_job
 from benchmarks.jobplan import Fault, JobPlan
+from benchmarks.ours import LONG_DEADLINE, start_workers
 from benchmarks.overhead_figures import (
     Memory,
     Sample,
@@ -27,7 +28,7 @@ from benchmarks.overhead_figures import (
     name_ranks,
     recovery_windows,
 )
-from benchmarks.overhead_jobs import agent_job, torchrun_job, wait_for_job
+from benchmarks.peers import torchrun
 from benchmarks.processes import ProcessJob, find_processes
 
 PLAIN, RECOVERED = "benchmarks.overhead_state", "benchmarks.overhead_recovered"
@@ -158,12 +159,12 @@ def measure_both(gib: float, num_ranks: int) -> tuple[MemoryFigures, MemoryFigur
         Fault(kind="exception", rank=1, step=EXCEPTION_STEP),
         Fault(kind="kill", rank=num_ranks - 1, step=KILL_STEP),
     )
-    off = measure(
-        "off", lambda plan: torchrun_job(plan, [PLAIN, "--gib", gib]), num_ranks, faults=()
-    )
+    off = measure("off", lambda plan: torchrun(plan, [PLAIN, "--gib", gib]), num_ranks, faults=())
     on = measure(
         "on",
-        lambda plan: agent_job(plan, [RECOVERED, "--gib", gib], preload=["torch"]),
+        lambda plan: start_workers(
+            plan, [RECOVERED, "--gib", gib], preloaded=["torch"], options=LONG_DEADLINE
+        ),
         num_ranks,
         faults,
     )

@@ -14,13 +14,11 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.jobplan import JobPlan, read_plan
@@ -34,78 +32,20 @@ from resilience.inprocess.handles import WorkerHandles, read_handles
 from resilience.state.torch_state import TorchState, materialise
 from resilience.state.transfer_buffer import TransferBuffer
 
-WIDTH, DEPTH, ROWS = 1536, 8, 64
-NUM_OVERLAP_STEPS = 10
 clock = time.monotonic
 
 
-class Work(Protocol):
-    """What is trained."""
-
-    def build(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Return the same model, and an optimizer, at each call and on each rank."""
-
-    def draw(self, rank: int, step: int, num_ranks: int) -> Tensor:
-        """Return a rank's batch."""
-
-    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """Run the forward pass."""
-
-
-class Tiny(Work):
-    """The job of the recovery benchmarks."""
-
-    def build(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Build it."""
-        return job.build_model()
-
-    def draw(self, rank: int, step: int, num_ranks: int) -> Tensor:
-        """Draw its micro batch."""
-        return job.draw_batch(rank, step, num_ranks)
-
-    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """Compute the model's own loss."""
-        return job.compute_loss(model, batch)
-
-
-class Wide(Work):
-    """Square layers of 9 MiB each, so that gradients fill several buckets."""
-
-    def build(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Build layers with an activation each."""
-        torch.set_num_threads(1)
-        torch.manual_seed(job.SEED)
-        layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(DEPTH)]
-        model = nn.Sequential(*layers)
-        return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-    def draw(self, rank: int, step: int, num_ranks: int) -> Tensor:
-        """Draw noise."""
-        draw = torch.Generator().manual_seed(step * num_ranks + rank)
-        return torch.randn(ROWS, WIDTH, generator=draw)
-
-    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """Let the model learn to give back what it got."""
-        loss: Tensor = (model(batch) - batch).square().mean()
-        return loss
-
-
-WORKS: dict[str, Callable[[], Work]] = {"tiny": Tiny, "wide": Wide}
-
-
 class Plain:
-    """A copy under DDP as it comes, or with gradients in its buckets as the trainer has it."""
+    """A copy under DDP as it comes."""
 
-    def __init__(self, work: Work, *, is_bucket_view: bool) -> None:
-        self.work = work
-        self.model, self.optimizer = work.build()
-        self.run = DistributedDataParallel(self.model, gradient_as_bucket_view=is_bucket_view)
-        self.sent: list[float] = []
+    def __init__(self) -> None:
+        self.model, self.optimizer = job.build_model()
+        self.run = DistributedDataParallel(self.model)
 
     def step(self, batch: Tensor) -> tuple[list[float], float]:
         """Take a step; return its moments and the loss."""
         stamps = [clock()]
-        loss = self.work.loss(self.run, batch)
+        loss = job.compute_loss(self.run, batch)
         stamps.append(clock())
         loss.backward()
         stamps.append(clock())
@@ -117,41 +57,12 @@ class Plain:
         stamps.append(clock())
         return stamps, value
 
-    def show_sends(self) -> None:
-        """From now on, note when buckets leave: DDP's own reduction, seen from Python."""
-
-        # DDP refuses annotations that are text.
-        def reduce(_, bucket):  # type: ignore[no-untyped-def]
-            self.sent.append(clock())
-            buffer = bucket.buffer().div_(dist.get_world_size())
-            work = dist.all_reduce(buffer, async_op=True)
-            return work.get_future().then(lambda done: done.value()[0])
-
-        self.run.register_comm_hook(None, reduce)
-
-
-class NotingReducer(GradientReducer):
-    """Notes when each bucket leaves, and how many have ended when backward has."""
-
-    sent: list[float]
-    num_done = 0
-
-    def _send(self, bucket: Any) -> None:
-        self.sent.append(clock())
-        super()._send(bucket)
-
-    def _finish(self) -> None:
-        works = [bucket.work for bucket in self._buckets]
-        self.num_done = sum(work is not None and work.is_completed() for work in works)
-        super()._finish()
-
 
 class Ours:
     """A copy under recovery, without a fault; made before the rank is known."""
 
-    def __init__(self, work: Work, handles: WorkerHandles) -> None:
-        self.work = work
-        self.model, self.optimizer = work.build()
+    def __init__(self, handles: WorkerHandles) -> None:
+        self.model, self.optimizer = job.build_model()
         materialise(self.optimizer)
         transfer_buffer = TransferBuffer(
             handles.transfer_file, handles.num_local_ranks, handles.transfer_bytes
@@ -166,21 +77,19 @@ class Ours:
     def join(self, generation: Generation) -> None:
         """Take what belongs to the generation; there is one only."""
         self.generation = generation
-        self.reducer = NotingReducer(self.model)
-        self.reducer.sent = []
+        self.reducer = GradientReducer(self.model)
         self.recovery.resume(generation, lambda fallback: 0)
         self.reducer.clear()
 
     def step(self, batch: Tensor) -> tuple[list[float], float]:
         """Take a step; return its moments and the loss."""
         recovery, generation, step = self.recovery, self.generation, self.recovery.mark.step
-        self.reducer.sent = []
         stamps = [clock()]
         recovery.begin()
         generation.mark(Activity.FORWARD, step)
         stamps.append(clock())
         with self.reducer.micro_batch(is_last=True):
-            loss = self.work.loss(self.model, batch)
+            loss = job.compute_loss(self.model, batch)
             stamps.append(clock())
             generation.mark(Activity.BACKWARD, step)
             loss.backward()
@@ -201,20 +110,19 @@ class Ours:
 class Contest:
     """Both copies on one rank."""
 
-    def __init__(self, work: Work, options: argparse.Namespace, plan: JobPlan) -> None:
+    def __init__(self, options: argparse.Namespace, plan: JobPlan) -> None:
         handles = read_handles(os.environ)
         assert handles is not None, "the node agent starts this"
-        self.work = work
         self.options = options
         self.plan = plan
         self.handles = handles
-        self.ours = Ours(work, handles)
+        self.ours = Ours(handles)
 
     def block(self, generation: Generation) -> None:
         """Take all steps and write what they showed."""
         rank = generation.rank
         self.ours.join(generation)
-        plain = Plain(self.work, is_bucket_view=self.options.bucket_view)
+        plain = Plain()
         # Every rank takes the same turns.
         turns = random.Random(job.SEED)
         notes: dict[str, Any] = {"plain": [], "ours": [], "plain_cpu_s": [], "ours_cpu_s": []}
@@ -228,7 +136,7 @@ class Contest:
             order.reverse()
             if pair % 2 == 0:
                 turns.shuffle(order)
-            batch = self.work.draw(rank, pair + self.options.warm_up, self.plan.num_ranks)
+            batch = job.draw_batch(rank, pair + self.options.warm_up, self.plan.num_ranks)
             values = {}
             for name in order:
                 copy = self.ours if name == "ours" else plain
@@ -247,31 +155,8 @@ class Contest:
         # Later on, rounding of other orders of sums grows.
         early = losses[: self.options.warm_up]
         notes["loss_difference"] = max(abs(each["plain"] - each["ours"]) for each in early)
-        notes |= self.watch_overlap(plain, rank)
         text = json.dumps({"rank": rank, **notes})
         Path(self.plan.run_dir, f"steps-{rank}.json").write_text(text, "utf-8")
-
-    def watch_overlap(self, plain: Plain, rank: int) -> dict[str, Any]:
-        """Take some more steps and note when buckets leave."""
-        plain.show_sends()
-        rows: dict[str, list[dict[str, Any]]] = {"plain_overlap": [], "ours_overlap": []}
-        for number in range(NUM_OVERLAP_STEPS):
-            batch = self.work.draw(rank, number, self.plan.num_ranks)
-            plain.sent = []
-            dist.barrier()
-            begin_s = plain.step(batch)[0][1]
-            # DDP's backward ends with its reductions; gradients are in when the last bucket goes.
-            sent = [each - begin_s for each in plain.sent]
-            rows["plain_overlap"].append({"backward_s": sent[-1], "sent_s": sent})
-            dist.barrier()
-            stamps = self.ours.step(batch)[0]
-            row = {
-                "backward_s": stamps[3] - stamps[2],
-                "sent_s": [each - stamps[2] for each in self.ours.reducer.sent],
-                "num_done": self.ours.reducer.num_done,
-            }
-            rows["ours_overlap"].append(row)
-        return rows
 
     def read_background(self, rank: int) -> list[float]:
         """Return CPU seconds so far of this rank's link to its agent.
@@ -312,12 +197,10 @@ def find_children(parent: int) -> list[int]:
 def main() -> None:
     """Run this rank until all ranks have finished."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--work", choices=WORKS, required=True)
     parser.add_argument("--pairs", type=int, required=True)
     parser.add_argument("--warm-up", type=int, required=True)
-    parser.add_argument("--bucket-view", action="store_true")
     options = parser.parse_args()
-    contest = Contest(WORKS[options.work](), options, read_plan())
+    contest = Contest(options, read_plan())
     recovery = contest.ours.recovery
     reexecutable(
         contest.block,

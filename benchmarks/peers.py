@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 VENV = Path(os.environ.get("PEERS_VENV", ROOT / ".venv-peers")).absolute()
 PYTHON = VENV / "bin" / "python"
 WORKERS = "benchmarks.recovery_peers"
+RESTARTS = ("--max-restarts=1000", "--monitor-interval=0.1")
 
 
 def why_missing(peer: str) -> str | None:
@@ -52,7 +54,7 @@ def rank_environment(plan: JobPlan, rank: int) -> dict[str, str]:
 
 def start_torchrun(plan: JobPlan) -> RunningJob:
     """Start torchrun, which starts the ranks."""
-    return _torchrun(plan, str(PYTHON), "torchrun_worker")
+    return torchrun(plan, [f"{WORKERS}.torchrun_worker"], python=str(PYTHON), options=RESTARTS)
 
 
 def start_torchrun_megatron(plan: JobPlan) -> RunningJob:
@@ -67,21 +69,21 @@ def start_torchrun_megatron(plan: JobPlan) -> RunningJob:
         # What is saved after each step has to be there.
         "trainer.overlap_param_gather=false",
     )
-    return _torchrun(plan, sys.executable, "megatron_torchrun")
+    return torchrun(plan, [f"{WORKERS}.megatron_torchrun"], options=RESTARTS)
 
 
-def _torchrun(plan: JobPlan, python: str, worker: str) -> RunningJob:
-    options = {
-        "--nnodes": 1,
-        "--nproc-per-node": plan.num_ranks,
-        "--max-restarts": 1000,
-        "--monitor-interval": 0.1,
-        "--master-addr": "127.0.0.1",
-        "--master-port": plan.ports[0],
-    }
-    arguments = [python, "-m", "torch.distributed.run"]
-    arguments += [f"{key}={value}" for key, value in options.items()]
-    arguments += ["-m", f"{WORKERS}.{worker}"]
+def torchrun(
+    plan: JobPlan,
+    program: Sequence[object],
+    *,
+    python: str = sys.executable,
+    options: Sequence[str] = (),
+) -> ProcessJob:
+    """Start torchrun, whose ranks run a module with its arguments."""
+    arguments = [python, "-m", "torch.distributed.run", "--nnodes=1", *options]
+    arguments += [f"--nproc-per-node={plan.num_ranks}"]
+    arguments += ["--master-addr=127.0.0.1", f"--master-port={plan.ports[0]}"]
+    arguments += ["-m", *map(str, program)]
     return ProcessJob(
         plan.run_dir, [Command(arguments=arguments, environment=job_environment(plan))]
     )

@@ -22,11 +22,10 @@ from functools import partial
 
 from benchmarks import figures, machine
 from benchmarks.events import Event, EventReader
-from benchmarks.faultbench import free_ports, run_folder
+from benchmarks.faultbench import free_ports, run_folder, wait_for_job
 from benchmarks.jobplan import NUM_RANKS, Fault, JobPlan
 from benchmarks.ours import start_megatron
 from benchmarks.overhead_figures import Sample, between, calm_window, recovery_windows
-from benchmarks.overhead_jobs import wait_for_job
 from benchmarks.overhead_memory import SAMPLE_S, Sampler, read_pss
 
 MEMORY_BAR = 1.15
