@@ -1,7 +1,10 @@
 """Every interleaving of gate, update, fault and recovery in a world of 2 replicas x 2 shards.
 
-Ranks are small state machines; `explore` visits all states that they can reach
-together and asks the real `plan_recovery` wherever a generation ends. A rule of
+Each replica is a node, whose lower rank is its leader. In the gate each rank gives its leader a
+word, the leaders add up their nodes' sums, and each leader sends the sum of all to its node.
+
+Ranks are small state machines; gate_search.py visits all states that they can reach
+together, and the model asks the real `plan_recovery` wherever a generation ends. A rule of
 the design can be switched off, so that a test can see that it is missed.
 
 A history is the tuple of the gradients applied, one number a step: twice the
@@ -13,8 +16,7 @@ whose part of the plan is done begins its next forward.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from functools import cache
 from typing import NamedTuple
@@ -23,8 +25,7 @@ from resilience.checkpointless.plan import Fallback, RecoveryPlan, plan_recovery
 from resilience.state.report import Phase, Report
 
 NUM_RANKS = 4
-SYMMETRIES = ((0, 1, 2, 3), (2, 3, 0, 1), (1, 0, 3, 2), (3, 2, 1, 0))
-"""Swap replicas, swap shards, both."""
+LEADERS = (0, 2)
 
 RULES = {
     "gate over all ranks": "the gate is an all-reduce inside one replica",
@@ -33,6 +34,11 @@ RULES = {
     "update without collective": "the update waits for peers, so a broken peer interrupts it",
     "abort order": "the queued gate runs on over a reduction that was aborted",
     "gate counted": "an aborted gate is taken for a completed one",
+    "sum of the node": "a leader joins the leaders' sum before its node's ranks have entered",
+    "sum of all nodes": "a leader sends its node's sum to its node as the sum of all",
+    "lost leader": "a rank whose leader is dead passes without the sum",
+    "generation of a word": "a leader takes a word of an older generation for a new one",
+    "step of a word": "a leader takes a word of an older step for a new one",
     "atomic end": "an exception falls between the update and the step number",
     "late report": "the agent reports while the training thread still runs",
     "fence": "a rank dropped by false suspicion comes back and is believed",
@@ -59,17 +65,25 @@ class Step(IntEnum):
     COMPUTING = 1
     REDUCED = 2
     GATE = 3
-    PASSED = 4
-    UPDATE = 5
-    TORN = 6
-    TORN_COPY = 7
+    """Its word is given."""
+    NODE = 4
+    """A leader that gives its node's sum to the other leaders."""
+    SUMMED = 5
+    """A leader that has the sum of all, and sends it to its node."""
+    PASSED = 6
+    UPDATE = 7
+    TORN = 8
+    TORN_COPY = 9
 
 
+GATE = (Step.GATE, Step.NODE, Step.SUMMED)
 PHASES = {
     Step.NONE: Phase.FRESH,
     Step.COMPUTING: Phase.COMPUTING,
     Step.REDUCED: Phase.REDUCED,
     Step.GATE: Phase.ENTERED,
+    Step.NODE: Phase.ENTERED,
+    Step.SUMMED: Phase.ENTERED,
     Step.PASSED: Phase.PASSED,
     Step.UPDATE: Phase.PASSED,
     Step.TORN: Phase.TORN_UPDATE,
@@ -91,6 +105,8 @@ class Rank(NamedTuple):
     """The history that a dropped process of this rank still holds, if there is one."""
     told: tuple[int, int, int] = (-1, -1, -1)
     """What an agent reported too early: at, len(past), grads."""
+    word: tuple[int, int] = (-1, -1)
+    """Step and generation of the last word given, where a rule about words is switched off."""
 
 
 class World(NamedTuple):
@@ -126,7 +142,7 @@ def ask(claims: tuple[Claim, ...]) -> RecoveryPlan | Fallback:
         [
             Report(
                 rank=i,
-                node=f"node-{i}",
+                node=f"node-{i // 2}",
                 generation=generation,
                 replica=i // 2,
                 shard=f"s{i % 2}",
@@ -151,6 +167,7 @@ class Model:
         self.num_faults = num_faults
         self.num_steps = num_steps
         self.ghosts = ghosts or without == "fence"
+        self._keeps_words = without.endswith(" of a word")
 
     def begin(self) -> World:
         return World(0, self.num_faults, 0, (Rank(),) * NUM_RANKS)
@@ -200,25 +217,48 @@ class Model:
                     put(world, i, rank, at=Step.GATE, grads=rank.grads | 1),
                 )
         elif rank.at == Step.REDUCED:
-            yield f"{i} enters the gate", put(world, i, rank, at=Step.GATE)
-        elif rank.at == Step.GATE:
-            aborted = stopping and self.without == "gate counted"
-            if aborted or self._all_at(world, self._gate(i), rank, Step.GATE):
-                yield f"{i} passes", put(world, i, rank, at=Step.PASSED)
+            word = (len(rank.past), rank.grads >> 1) if self._keeps_words else rank.word
+            yield f"{i} enters the gate", put(world, i, rank, at=Step.GATE, word=word)
+        elif Step.GATE <= rank.at <= Step.SUMMED:
+            yield from self._pass(world, i, rank, stopping)
         elif rank.at == Step.PASSED:
             yield f"{i} begins its update", put(world, i, rank, at=Step.UPDATE)
         elif rank.at == Step.UPDATE:
             yield f"{i} ends its update", self._end(world, i, rank)
 
-    def _gate(self, i: int) -> range:
-        if self.without == "a gate":
-            return range(i, i + 1)
-        return (
-            range(i - i % 2, i - i % 2 + 2) if self.without == "gate over all ranks" else range(4)
-        )
+    def _pass(self, world: World, i: int, rank: Rank, stopping: bool) -> Iterator[Move]:
+        leader = LEADERS[i // 2]
+        has_sum = rank.at == Step.SUMMED if i == leader else self._may_pass(world, leader, rank)
+        if has_sum or self.without == "a gate":
+            yield f"{i} passes", put(world, i, rank, at=Step.PASSED)
+        elif stopping and self.without == "gate counted":
+            yield f"{i} passes an aborted gate", put(world, i, rank, at=Step.PASSED)
+        elif i == leader and rank.at == Step.GATE:
+            if self.without == "sum of the node" or self._has_words(world, i + 1, rank):
+                yield f"{i} has its node's sum", put(world, i, rank, at=Step.NODE)
+        elif i == leader:
+            leaders = (i,) if self.without == "gate over all ranks" else LEADERS
+            if self._all_at(world, leaders, rank, Step.NODE):
+                yield f"{i} has the sum", put(world, i, rank, at=Step.SUMMED)
+
+    def _may_pass(self, world: World, leader: int, rank: Rank) -> bool:
+        """Return whether the leader may have sent the sum, or the rank passes without."""
+        if self.without == "lost leader" and world.ranks[leader].mode == Mode.DEAD:
+            return True
+        sends_at = Step.NODE if self.without == "sum of all nodes" else Step.SUMMED
+        return self._all_at(world, (leader,), rank, sends_at)
+
+    def _has_words(self, world: World, other: int, leader: Rank) -> bool:
+        """Return whether the leader has the other rank's word, or an old word instead."""
+        step, generation = world.ranks[other].word
+        if self.without == "generation of a word" and step == len(leader.past):
+            return True
+        if self.without == "step of a word" and generation == leader.grads >> 1:
+            return True
+        return self._all_at(world, (other,), leader, Step.GATE)
 
     @staticmethod
-    def _all_at(world: World, members: range, rank: Rank, at: int) -> bool:
+    def _all_at(world: World, members: Iterable[int], rank: Rank, at: int) -> bool:
         """Have all members, alive or dead, come to the same place of the same step?"""
         num, made = len(rank.past), rank.grads >> 1
         for other in (world.ranks[j] for j in members):
@@ -255,9 +295,9 @@ class Model:
             if rank.told[0] < 0:
                 told = (rank.at, len(rank.past), rank.grads)
                 yield f"{i} is reported", put(world, i, rank, told=told)
-        elif self.without == "interruption" and rank.at in (Step.COMPUTING, Step.GATE):
+        elif self.without == "interruption" and rank.at in (Step.COMPUTING, *GATE):
             return
-        elif self.without == "gradients kept" and rank.at == Step.GATE:
+        elif self.without == "gradients kept" and rank.at in GATE:
             yield f"{i} stops", put(world, i, rank, mode=Mode.HALT, at=Step.COMPUTING)
         else:
             yield f"{i} stops", put(world, i, rank, mode=Mode.HALT)
@@ -327,8 +367,8 @@ class Model:
             elif i in plan.roll_forward:
                 at = bare.at if self.without == "proof kept" else Step.PASSED
                 world = put(world, i, bare, mode=Mode.ROLL, at=at)
-            elif rank.at == Step.GATE:
-                world = put(world, i, bare, mode=Mode.READY)
+            elif rank.at in GATE:
+                world = put(world, i, bare, mode=Mode.READY, at=Step.GATE)
             else:
                 world = self._forward(world, i, bare)
         return world
@@ -354,22 +394,6 @@ BACK: dict[str, object] = {
 def put(world: World, i: int, rank: Rank, **changes: object) -> World:
     changed = rank._replace(**changes)  # type: ignore[arg-type]
     return world._replace(ranks=(*world.ranks[:i], changed, *world.ranks[i + 1 :]))
-
-
-def canonical(world: World) -> World:
-    """Return the least of the worlds that differ by the names of replicas and shards only.
-
-    A shard has two holders, so a rank in need has one source at most, whatever its name.
-    """
-    ranks = world.ranks
-    least = ranks
-    for order in SYMMETRIES[1:]:
-        named = tuple(
-            rank if rank.source < 0 else rank._replace(source=order.index(rank.source))
-            for rank in (ranks[i] for i in order)
-        )
-        least = min(least, named)
-    return world._replace(ranks=least)
 
 
 def find_breaks(model: Model, label: str, before: World, after: World) -> Iterator[str]:
@@ -415,62 +439,3 @@ def _judge_plan(model: Model, before: World, after: World) -> Iterator[str]:
     for rank in after.ranks:
         if rank.mode != Mode.WAIT and len(rank.past) + (rank.mode == Mode.ROLL) != plan.step:
             yield "mixed: the plan meets another state than was reported"
-
-
-class Outcome(NamedTuple):
-    num_states: int
-    num_finished: int
-    num_fallbacks: int
-    breaks: dict[str, str]
-    """What is broken, with the shortest way there."""
-    plans: set[RecoveryPlan | Fallback]
-    """Each answer that was given."""
-
-
-def explore(model: Model, *, stop_at_break: bool = True) -> Outcome:
-    """Visit every reachable state, nearest first."""
-    first = model.begin()
-    came: dict[World, tuple[World | None, str]] = {first: (None, "")}
-    seen = {canonical(first)}
-    queue = deque([first])
-    breaks: dict[str, str] = {}
-    plans: set[RecoveryPlan | Fallback] = set()
-    num_finished = num_fallbacks = 0
-
-    def note(text: str, world: World, label: str) -> None:
-        breaks.setdefault(text, "; ".join([*_retrace(came, world), label]))
-
-    while queue and not (breaks and stop_at_break):
-        world = queue.popleft()
-        num_fallbacks += world.fallback
-        if _is_finished(model, world):
-            num_finished += 1
-        if world.fallback or _is_finished(model, world):
-            continue
-        moves = list(model.moves(world))
-        if not moves:
-            note("deadlock", world, "nothing can happen")
-            continue
-        if moves[-1][0] == "plan":
-            plans.add(ask(model.claims(world)))
-        for label, after in (*moves, *model.faults(world)):
-            for text in find_breaks(model, label, world, after):
-                note(text, world, label)
-            least = canonical(after)
-            if least not in seen:
-                seen.add(least)
-                came[after] = (world, label)
-                queue.append(after)
-    return Outcome(len(seen), num_finished, num_fallbacks, breaks, plans)
-
-
-def _is_finished(model: Model, world: World) -> bool:
-    return all(rank.mode == Mode.RUN and len(rank.past) == model.num_steps for rank in world.ranks)
-
-
-def _retrace(came: dict[World, tuple[World | None, str]], world: World | None) -> list[str]:
-    labels: list[str] = []
-    while world is not None:
-        world, label = came[world]
-        labels.append(label)
-    return [label for label in reversed(labels) if label]
