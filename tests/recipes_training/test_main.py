@@ -11,7 +11,7 @@ from recipes_training.__main__ import choose_trainer
 from recipes_training.errors import TrainingError
 from recipes_training.stop import EXIT_STATUS
 from tests.disks import make_full_file
-from tests.recipes_training.jobs import GPT_OSS, MEGATRON, make_job, write_job
+from tests.recipes_training.jobs import MEGATRON, make_job, write_job
 from tests.recipes_training.workers import ROOT, Outcome, rank_variables, run_torchrun
 
 
@@ -31,20 +31,6 @@ def _jsonl(path, **options):
 def _write_text(path, num_lines=50):
     path.write_text("".join(json.dumps({"text": f"line {n}"}) + "\n" for n in range(num_lines)))
     return path
-
-
-def test_torchrun_trains_a_job(tmp_path):
-    job = make_job(
-        model=GPT_OSS, trainer={"num_devices": 2}, **_jsonl(_write_text(tmp_path / "text.jsonl"))
-    )
-
-    run = run_torchrun(tmp_path / "run", job, num_workers=2)
-
-    assert run.returncode == 0, run.stderr
-    outcome = Outcome(tmp_path / "run", [0, 0])
-    assert len(outcome.losses) == 4
-    assert len(outcome.named("worker_finished")) == 2
-    assert (tmp_path / "run/checkpoint/model.safetensors").exists()
 
 
 def test_workers_that_torchrun_starts_again_meet_again(tmp_path):

@@ -63,18 +63,6 @@ def die_after_the_end() -> None:
     Loop.end = die_or_end  # type: ignore[method-assign]
 
 
-def die_always() -> None:
-    """Let rank 2 die at step 3 whenever it gets there."""
-    begin = RunWatch.begin
-
-    def begin_or_die(watch: Any, step: int, activity: Any) -> None:
-        begin(watch, step, activity)
-        if step == 3 and watch._members.rank == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    RunWatch.begin = begin_or_die  # type: ignore[method-assign]
-
-
 def die_in_forward() -> None:
     """Let rank 2 die in the forward of step 3 whenever it gets there."""
     forward = RunWatch.forward

@@ -160,25 +160,6 @@ def test_run_without_self_checks_or_spares(tmp_path, undisturbed, trainer):
     assert len(outcome.named("fault_injected")) == len(faults)
 
 
-def test_run_that_cannot_get_on_gives_up_and_says_why(tmp_path):
-    """The same worker dies at the same step each time, as after a bug."""
-    job = make_fault_job(max_steps=400, settings={"restarts_without_progress_max": 2})
-    with start_run(
-        tmp_path, job, module=PROGRAMS, TEST_PROGRAM="die_always", TEST_MARKERS=os.devnull
-    ) as run:
-        outcome = finish(run)
-
-    assert outcome.statuses == [75]
-    (given_up,) = outcome.named("gave_up")
-    assert "3 faults without a committed step between them" in given_up.fields["reason"]
-    # It dies in the generation that is to save the state as well.
-    assert given_up.fields["reason"].endswith(
-        "a fault came before the state was saved: rank 2: rank 2 was killed by SIGKILL; no state "
-        "is saved, so a start begins at step 0"
-    )
-    assert not outcome.left_behind
-
-
 @pytest.mark.parametrize("trainer", ["ddp", slow("hybrid")])
 def test_run_that_gives_up_saves_its_state_and_says_where(tmp_path, undisturbed, trainer):
     job = make_tiered_job(

@@ -75,28 +75,6 @@ def test_run_is_found_looked_at_and_ended(submitted: Path) -> None:
     assert "no end on record" not in attached.out
 
 
-def test_controller_that_is_away_is_status_1_and_says_since_when_nothing_was_heard(
-    submitted: Path, slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = {"time": 1e9, "node": "n1", "rank": 0, "generation": 0, "step": 4}
-    record |= {"event": "step", "fields": {"loss": 2.5}}
-    (submitted / "events.jsonl").write_text(json.dumps(record) + "\n")
-    text = (slurm.folder / "slurm.conf").read_text().replace("SlurmctldPort=", "SlurmctldPort=1#")
-    (tmp_path / "cut.conf").write_text(text.replace("MessageTimeout=10", "MessageTimeout=2"))
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "cut.conf"))
-
-    status = ask(submitted, "status", submitted.name)
-    listed = ask(submitted, "runs")
-
-    assert status.status == 1
-    assert "unreachable: scontrol show job" in status.out
-    assert "ended with exit status 1: " in status.out
-    assert "Unable to contact slurm controller" in status.out
-    assert (listed.status, "Unable to contact slurm controller" in listed.out) == (1, True)
-    assert "events    silent for " in status.out
-    assert sys.executable not in status.out
-
-
 def test_second_job_in_the_runs_folder_is_named_and_ended_with_it(
     submitted: Path, slurm: Slurm
 ) -> None:

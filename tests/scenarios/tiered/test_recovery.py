@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +29,6 @@ from tests.scenarios.tiered.runs import (
 from tests.tokens import write_token
 
 NUM_STEPS = 40
-PROGRAMS = "tests.scenarios.recovery.programs"
 SLOW = {"kind": "slow", "place": "data", "step": 18, "rank": 0, "seconds": 100}
 """Gives time to change the world between two steps."""
 PATIENT = {"hang_deadline_s": 120, "stop_deadline_s": 15}
@@ -142,29 +140,6 @@ def test_job_that_is_started_again_goes_on_and_saves_again(tmp_path, undisturbed
     later = [each for each in saved_steps(outcome) if each > step]
     assert set(later) == set(range(step + 5, NUM_STEPS + 1, 5))
     assert not outcome.named("checkpoint_failed")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("trainer", ["ddp", "hybrid"])
-def test_run_that_gives_up_saves_in_its_tiers_and_says_so(tmp_path, undisturbed, trainer):  # noqa: F811
-    settings = {"restarts_without_progress_max": 1}
-    job = make_tiered_job(trainer, max_steps=NUM_STEPS, settings=settings)
-    program = {"module": PROGRAMS, "TEST_PROGRAM": "die_in_forward", "TEST_MARKERS": os.devnull}
-    with start_nodes(tmp_path / "nodes") as nodes:
-        with start_run(tmp_path / "run", job, **program, **nodes.variables("n0")) as run:
-            given_up = finish(run)
-            last = run.log().splitlines()[-1]
-        (newest, *_) = whole_steps(client := open_only(nodes["n0"]))
-
-        with start_run(tmp_path / "run", job, **nodes.variables("n0")) as run:
-            outcome = finish(run)
-
-    assert given_up.statuses == [75]
-    assert newest.step == 3
-    where = f"the state of step 3 is saved in the nodes' memory, namespace {client.namespace}"
-    assert last.endswith(where)
-    assert outcome.statuses == [0], run.log()
-    assert check_went_on(outcome, undisturbed, trainer, sources={"ram"}, least=3) == 3
 
 
 @pytest.mark.slow

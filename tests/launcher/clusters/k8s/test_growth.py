@@ -158,21 +158,6 @@ def test_base_has_the_fewest_nodes_and_the_service_finds_all() -> None:
         assert service.items() <= labels.items()
 
 
-def test_the_daemon_beside_the_workers_has_the_same_name_and_is_found() -> None:
-    job = shipped_job(ELASTIC, "job")
-    growth = growth_of(job, 3)
-    (daemon,) = growth["spec"]["template"]["spec"]["initContainers"]
-
-    env = {each["name"]: each.get("value") for each in daemon["env"]}
-    peers = documents(job)["ConfigMap"]["data"]["memoryd.peers"]
-
-    assert env["JOB_COMPLETION_INDEX"] == "3"
-    assert [line.partition("=")[0] for line in peers.splitlines()] == [
-        f"{NAME}-{index}" for index in range(4)
-    ]
-    assert f"{NAME}-3={NAME}-3.{NAME}:" in peers
-
-
 @pytest.mark.parametrize("grace_s", [60, 600])
 def test_pods_live_for_as_long_as_their_agents_may_take_to_leave(grace_s: int) -> None:
     job = elastic_job(f"cluster.termination_grace_s={grace_s}")

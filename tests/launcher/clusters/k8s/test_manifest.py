@@ -166,17 +166,6 @@ def test_run_policy_of_hyperpod(field: str, value: Any, name: str, expected: Any
     assert spec["runPolicy"][name] == expected
 
 
-def test_run_policy_of_hyperpod_without_wishes() -> None:
-    spec = documents(k8s_job("hyperpod"))["job"]["spec"]
-
-    assert spec["runPolicy"] == {
-        "cleanPodPolicy": "All", "jobMaxRetryCount": 0,
-        # HyperPod's own default takes a job away as it ends.
-        "ttlSecondsAfterFinished": 24 * 60 * 60,
-    }  # fmt: skip
-    assert spec.keys() == {"nprocPerNode", "replicaSpecs", "runPolicy"}
-
-
 FAULTY = shipped_job("llama/llama3_tiny_checkpointless", "job")
 FEATURE: dict[str, Any] = FAULTY.resilience.model_dump(mode="json")["checkpointless"]
 CHECKPOINTLESS: dict[str, Any] = {
@@ -394,17 +383,6 @@ def test_template_of_a_team_is_checked_like_ours() -> None:
 
     with pytest.raises(RecipeError, match=r"imagePullPolicy 'Sometimes'; allowed: 'Always'"):
         render_k8s(k8s_job("job"), templates)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_pod_with_a_daemon_knows_its_namespace_and_leaves_it_time_for_the_store(kind: str) -> None:
-    tiered = pod(k8s_job(kind, recipe="llama/llama3_70b_pretrain_tiered"))["spec"]
-
-    for container in (*tiered["initContainers"], *tiered["containers"]):
-        (found,) = (each for each in container["env"] if each["name"] == "LAUNCHER_K8S_NAMESPACE")
-        assert found["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
-    assert tiered["terminationGracePeriodSeconds"] == 60 + 75
-    assert "hostAliases" not in tiered
 
 
 @pytest.mark.parametrize("kind", KINDS)

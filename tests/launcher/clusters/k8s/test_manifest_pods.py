@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
 import pytest
 
-from launcher.clusters.k8s.check import read_documents
-from launcher.clusters.k8s.manifest import GROWTH, MANIFEST
-from tests.launcher.k8s_job import KINDS, LARGE, TINY, at, documents, k8s_job, pod
-from tests.launcher.shipped import rendered, shipped_job
-
-
-@pytest.mark.parametrize("recipe", [TINY, "llama/llama3_tiny_tiered"])
-def test_pod_that_its_cluster_takes_away_is_no_failure_of_the_job(recipe: str) -> None:
-    rules = documents(k8s_job("job", recipe=recipe))["job"]["spec"]["podFailurePolicy"]["rules"]
-
-    assert rules[-1] == {
-        "action": "Ignore",
-        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-    }
-    unstored = {"containerName": "node", "operator": "In", "values": [2, 74]}
-    has_store = recipe != TINY
-    assert rules[:-1] == [{"action": "FailJob", "onExitCodes": unstored}] * has_store
+from tests.launcher.k8s_job import KINDS, LARGE, TINY, at, k8s_job, pod
+from tests.launcher.shipped import shipped_job
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,29 +54,6 @@ def test_pod_with_efa_may_lock_memory(changes: dict[str, Any], expected: object)
     spec = pod(k8s_job("job", changes, LARGE))["spec"]
 
     assert at(spec, "containers 0 securityContext") == expected
-
-
-def test_pods_that_keep_copies_are_spread_over_machines() -> None:
-    """Those of further nodes as well, whose Jobs are made of the run's own."""
-    recipe = "llama/llama3_tiny_elastic"
-    texts = rendered(shipped_job(recipe, "job"))
-    documents = chain(*(read_documents(texts[name]) for name in (MANIFEST, GROWTH)))
-    jobs = [each for each in documents if each["kind"] == "Job"]
-    name = {"matchLabels": {"training-recipes/job": "llama3-tiny-elastic"}}
-    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": name}
-
-    assert len(jobs) == 3
-    for each in jobs:
-        assert name["matchLabels"].items() <= at(each, "spec template metadata labels").items()
-        spec = at(each, "spec template spec")
-        assert at(spec, "affinity podAntiAffinity") == {
-            "preferredDuringSchedulingIgnoredDuringExecution": [
-                {"weight": 100, "podAffinityTerm": term}
-            ]
-        }
-        assert spec["topologySpreadConstraints"] == [
-            {"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway", **term}
-        ]
 
 
 @pytest.mark.parametrize(("recipe", "kind", "overrides"), [
