@@ -5,16 +5,15 @@ Each message is a frozen dataclass; `kind` on the wire is its class's name.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from pydantic import ConfigDict, StrictBool, StrictFloat, StrictInt, TypeAdapter, ValidationError
+from pydantic import ConfigDict, StrictBool, StrictFloat, StrictInt
 
+from resilience.runtime.records import fields_of, from_json, read_record, to_json
 from resilience.state.layout import Layout
 from resilience.state.report import Report, unpack_reports
-from resilience.validation import first_problem
 
 GAVE_UP_STATUS = 75
 """Exit status of a run that recovery has given up, for whoever may start it again."""
@@ -352,8 +351,8 @@ class StoreReply(Message):
     """Problem of a call that has failed, for a person; empty for one that has not."""
 
 
-_KINDS: dict[str, TypeAdapter[Message]] = {
-    name: TypeAdapter(kind)
+_KINDS: dict[str, type[Message]] = {
+    name: kind
     for name, kind in tuple(globals().items())
     if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
 }
@@ -367,33 +366,18 @@ def encode(message: Message) -> bytes:
     global _last  # noqa: PLW0603 - read and written as a whole, by any thread
     known, line = _last
     if known is not message:
-        data = {"kind": type(message).__name__, **_as_object(message)}
-        line = json.dumps(data, separators=(",", ":")).encode() + b"\n"
+        line = to_json({"kind": type(message).__name__, **fields_of(message)}) + b"\n"
         _last = message, line
     return line
 
 
-def _as_object(value: Any) -> dict[str, Any]:
-    """Return the fields of a message or a layout; `asdict` would copy all that is in them."""
-    found = {each.name: getattr(value, each.name) for each in fields(value)}
-    return {
-        name: _as_object(each) if isinstance(each, Layout) else each for name, each in found.items()
-    }
-
-
 def decode(line: bytes) -> Message:
     """Read one line back; raises ValueError for one that is no message."""
-    try:
-        data = json.loads(line)
-    except RecursionError as error:
-        raise ValueError(f"no message: {line[:80]!r}") from error
+    data = from_json(line, "message")
     name = data.pop("kind", None) if isinstance(data, dict) else None
     if not isinstance(name, str) or name not in _KINDS:
         raise ValueError(f"no message: {line[:80]!r}")
-    try:
-        return _KINDS[name].validate_python(data)
-    except ValidationError as error:
-        raise ValueError(f"no {name}: {first_problem(error)}") from error
+    return read_record(_KINDS[name], data, name)
 
 
 class LineReader:

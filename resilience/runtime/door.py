@@ -96,11 +96,11 @@ class Door:
     def __init__(
         self, kind: DoorKind, token: str, *, name: bytes, nonce: bytes, connects: bool
     ) -> None:
-        self._kind = kind
+        self.kind = kind
         self._key = kind.derive_key(token)
         self._name = name
         self._hello = kind.magic + name + nonce
-        self._connects = connects
+        self.connects = connects
         self._heard = b""
         self._num_needed = _HELLO_BYTES + (_PROOF_BYTES if connects else 0)
         self.is_passed = False
@@ -108,7 +108,7 @@ class Door:
     @property
     def opening(self) -> bytes:
         """Return what this side says unasked."""
-        return self._hello if self._connects else b""
+        return self._hello if self.connects else b""
 
     @property
     def num_wanted(self) -> int:
@@ -118,10 +118,10 @@ class Door:
     def feed(self, data: bytes) -> bytes:
         """Take in at most `num_wanted` bytes, and return the answer; raises DoorError."""
         self._heard += data
-        if not self._kind.magic.startswith(self._heard[:_MAGIC_BYTES]):
+        if not self.kind.magic.startswith(self._heard[:_MAGIC_BYTES]):
             is_tls = self._heard[:1] in _TLS_RECORDS
-            problem = SPEAKS_TLS if is_tls else self._kind.foreign
-            raise DoorError(problem, b"" if self._connects else self._hello)
+            problem = SPEAKS_TLS if is_tls else self.kind.foreign
+            raise DoorError(problem, b"" if self.connects else self._hello)
         if self._heard.startswith(self._name, _MAGIC_BYTES):
             raise DoorError("this process itself is there")
         if self.num_wanted:
@@ -130,14 +130,14 @@ class Door:
         if not proof:
             self._num_needed += _PROOF_BYTES
             return self._hello + self._prove(b"acceptor", hello)
-        role = b"acceptor" if self._connects else b"connector"
+        role = b"acceptor" if self.connects else b"connector"
         if not hmac.compare_digest(proof, self._prove(role, hello)):
-            raise DoorError(self._kind.unproven)
+            raise DoorError(self.kind.unproven)
         self.is_passed = True
-        return self._prove(b"connector", hello) if self._connects else b""
+        return self._prove(b"connector", hello) if self.connects else b""
 
     def _prove(self, role: bytes, other: bytes) -> bytes:
-        hellos = self._hello + other if self._connects else other + self._hello
+        hellos = self._hello + other if self.connects else other + self._hello
         return hmac.digest(self._key, role + hellos, "sha256")
 
 

@@ -8,7 +8,7 @@ out of what each one's node knows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -157,22 +157,3 @@ def judge_held(held: HeldShard, digest: str) -> Literal["same", "wait", "gone"]:
     if held.digest is not None:
         return "same"
     return "wait" if held.is_being_written else "gone"
-
-
-def encode_known(known: KnownSteps) -> dict[str, object]:
-    """Return what is known as JSON data."""
-    return {
-        "run": known.run and [known.run.first_generation, known.run.step],
-        "steps": [[each.step, each.generation, each.is_whole] for each in known.steps],
-    }
-
-
-def decode_known(run: Sequence[int] | None, steps: Iterable[Sequence[int]]) -> KnownSteps:
-    """Read back what `encode_known` has made."""
-    return KnownSteps(
-        run=None if run is None else BegunRun(first_generation=int(run[0]), step=int(run[1])),
-        steps=tuple(
-            KnownStep(step=int(step), generation=int(generation), is_whole=bool(is_whole))
-            for step, generation, is_whole in steps
-        ),
-    )

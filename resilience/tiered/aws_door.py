@@ -5,9 +5,7 @@ Any daemon that speaks it will do: memoryd, or HyperPod's own.
 
 from __future__ import annotations
 
-import base64
 import http.client
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -16,8 +14,10 @@ from urllib.parse import urlsplit
 
 import xxhash
 
+from resilience.runtime.records import from_json
 from resilience.tiered.errors import FormatError, LostError, RefusedError
-from resilience.tiered.memoryd.http_routes import ALGORITHM, MAX_RANKS, SHARD_META
+from resilience.tiered.memoryd.http_messages import HttpError
+from resilience.tiered.memoryd.http_routes import MAX_RANKS, SHARD_META, parse_shard_meta
 from resilience.tiered.memoryd.http_steps import is_metadata
 
 _HEAD_BYTES = 1 << 10
@@ -130,8 +130,8 @@ class DoorSource:
         with self._ask(path) as answer:
             text = answer.read() if answer is not None else b"null"
         try:
-            return json.loads(text)
-        except (ValueError, RecursionError) as error:
+            return from_json(text)
+        except ValueError as error:
             raise LostError(f"{self.name}: what answers is no daemon of checkpoints") from error
 
     @contextmanager
@@ -167,10 +167,8 @@ def find_last(has: Callable[[int], bool], limit: int) -> int | None:
 
 def _check_body(body: memoryview, answer: http.client.HTTPResponse, what: str) -> None:
     try:
-        meta = json.loads(answer.headers[SHARD_META])
-        is_known = meta["algorithm"] == ALGORITHM
-        promised = base64.b64decode(meta["checksum"], validate=True)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        promised = parse_shard_meta(answer.headers[SHARD_META])
+    except HttpError as error:
         raise FormatError(f"{what} comes without a checksum") from error
-    if not is_known or promised != xxhash.xxh3_128_digest(body):
+    if promised != xxhash.xxh3_128_digest(body):
         raise FormatError(f"{what} is not what its checksum says")

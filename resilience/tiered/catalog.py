@@ -21,11 +21,15 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, StrictInt
 
 from resilience.tiered.shard import ShardId
 from resilience.validation import list_some
 
+Number = Annotated[int, Field(strict=True, ge=0, lt=1 << 63)]
+"""A number from another node."""
 Tier = Literal["ram", "s3", "folder"]
 LowerTier = Literal["s3", "folder"]
 LOWER_TIERS: tuple[LowerTier, ...] = ("s3", "folder")
@@ -36,10 +40,12 @@ LOWER_TIERS: tuple[LowerTier, ...] = ("s3", "folder")
 class Copy:
     """One shard at one place, as an inventory or a listing says."""
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
     meta_id: ShardId
-    num_shards: int
+    num_shards: Number
     digest: str
-    num_bytes: int
+    num_bytes: Number
     place: str
     """Name of the node that has it in memory, or of the bucket or folder."""
     tier: Tier
@@ -53,8 +59,10 @@ class Copy:
 class StepAt:
     """One history of one step."""
 
-    step: int
-    generation: int
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    step: Number
+    generation: StrictInt
 
     def __str__(self) -> str:
         return f"step {self.step} of generation {self.generation}"

@@ -20,12 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
+from resilience.runtime.records import read_record
 from resilience.tiered.arena import SEGMENT
-from resilience.tiered.attempts import BegunRun, HeldShard, KnownSteps, decode_known
+from resilience.tiered.attempts import BegunRun, HeldShard, KnownSteps
 from resilience.tiered.errors import LostError
-from resilience.tiered.frames import Frame, FrameSocket, check_owner, raise_error
+from resilience.tiered.frames import Frame, FrameSocket, check_owner, raise_error, rest_until
 from resilience.tiered.lending import SLOWEST_BYTES_PER_S, TIMEOUT_S, Check, Draft, Loan
 
 _CLOSE_TIMEOUT_S = 2.0
@@ -47,9 +46,6 @@ class StepOnOffer:
     """How many make it whole."""
     shards: tuple[str, ...]
     """Those that can be read, by name."""
-
-
-_OFFERS = TypeAdapter(list[StepOnOffer])
 
 
 class TieredClient:
@@ -156,12 +152,12 @@ class TieredClient:
         """Return the steps of the namespace that can be read, newest first."""
         answer = self._request({"op": "steps"}, timeout_s, check)
         self._hear_peers(answer)
-        return _OFFERS.validate_python(answer["steps"])
+        return read_record(list[StepOnOffer], answer["steps"], "list of steps")
 
     def known_steps(self, *, timeout_s: float = TIMEOUT_S) -> KnownSteps:
         """Return what the daemon knows of all steps ever begun, and of the newest run."""
         answer = self._request({"op": "known"}, timeout_s)
-        return decode_known(answer["run"], answer["steps"])
+        return read_record(KnownSteps, answer["known"], "list of steps")
 
     def find(
         self, *, step: int, generation: int, shard: str, timeout_s: float = TIMEOUT_S
@@ -406,7 +402,7 @@ class _Link:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.frames = FrameSocket(connection)
         try:
-            connection.settimeout(_rest(end_s))
+            connection.settimeout(rest_until(end_s))
             connection.connect(str(path))
             check_owner(connection, path)
             self.ask(hello, end_s, check)
@@ -421,7 +417,7 @@ class _Link:
         try:
             # A daemon that refuses a connection answers before it is asked.
             with suppress(BrokenPipeError):
-                self.frames.send(request, timeout_s=_rest(end_s))
+                self.frames.send(request, timeout_s=rest_until(end_s))
             if check is not None:
                 self._await_answer(end_s, check)
             frame = self._receive(end_s)
@@ -438,7 +434,7 @@ class _Link:
         """Return when an answer has begun to come, or its deadline is over."""
         poll = select.poll()
         poll.register(self.frames.socket, select.POLLIN)
-        while not poll.poll(1000 * min(_CHECK_S, _rest(end_s))):
+        while not poll.poll(1000 * min(_CHECK_S, rest_until(end_s))):
             try:
                 check()
             except BaseException:
@@ -447,13 +443,6 @@ class _Link:
 
     def _receive(self, end_s: float) -> Frame:
         try:
-            return self.frames.receive(timeout_s=_rest(end_s), takes_files=True)
+            return self.frames.receive(timeout_s=rest_until(end_s), takes_files=True)
         except ValueError as error:
             raise ConnectionError(f"what answers is no memoryd: {error}") from error
-
-
-def _rest(end_s: float) -> float:
-    rest_s = end_s - time.monotonic()
-    if rest_s <= 0:
-        raise TimeoutError("no time is left")
-    return rest_s

@@ -8,17 +8,17 @@ words of ERRORS, and `message`.
 from __future__ import annotations
 
 import array
-import json
 import os
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from resilience.runtime.records import from_json, to_json
 from resilience.tiered.errors import (
     HeldError,
     LostError,
@@ -49,6 +49,7 @@ ERRORS: Mapping[str, type[Exception]] = {
 """What each word in `error` stands for."""
 
 _LENGTH = struct.Struct(">I")
+_CREDENTIALS = struct.Struct("3i")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(FILES_MAX * array.array("i").itemsize)
 
 
@@ -84,7 +85,7 @@ class FrameSocket:
         gone, ValueError for a message that is too long. The connection is of no use
         after the first two.
         """
-        data = json.dumps(message, separators=(",", ":")).encode()
+        data = to_json(message)
         _check_length(len(data), FRAME_BYTES_MAX)
         end_s = time.monotonic() + timeout_s
         rest = memoryview(_LENGTH.pack(len(data)) + data)
@@ -131,6 +132,7 @@ class FrameSocket:
         if not takes_files:
             head = self.socket.recv(4)
         else:
+            # Not recv_fds, which drops its flags: children would inherit the descriptors.
             head, ancillary, _, _ = self.socket.recvmsg(
                 4, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
             )
@@ -151,10 +153,32 @@ class FrameSocket:
         return bytes(data)
 
     def _limit(self, end_s: float) -> None:
-        rest_s = end_s - time.monotonic()
-        if rest_s <= 0:
-            raise TimeoutError("the other side was too slow")
-        self.socket.settimeout(rest_s)
+        self.socket.settimeout(rest_until(end_s))
+
+
+def rest_until(end_s: float) -> float:
+    """Return the seconds until a time; raises TimeoutError where none are left."""
+    rest_s = end_s - time.monotonic()
+    if rest_s <= 0:
+        raise TimeoutError("the other side was too slow")
+    return rest_s
+
+
+def limit_wait(connection: socket.socket, option: int, timeout_s: float) -> None:
+    """Set how long the kernel waits: a wait then takes no further system call."""
+    microseconds = max(1, int(timeout_s * 1e6))
+    value = struct.pack("@ll", *divmod(microseconds, 1_000_000))
+    connection.setsockopt(socket.SOL_SOCKET, option, value)
+
+
+def find_answer(session: object, request: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
+    """Return the method of a session for a request, `_do_` and its op; ValueError without one."""
+    op = request.get("op")
+    answer = getattr(session, f"_do_{op}", None) if isinstance(op, str) else None
+    if answer is None:
+        raise ValueError(f"no request: op {op!r:.40}")
+    found: Callable[[Mapping[str, Any]], Any] = answer
+    return found
 
 
 def describe_error(error: Exception) -> dict[str, str]:
@@ -179,10 +203,7 @@ def _check_length(length: int, bytes_max: int) -> None:
 
 
 def _parse(data: bytes) -> dict[str, Any]:
-    try:
-        message = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON: {data[:40]!r}") from error
+    message = from_json(data)
     if not isinstance(message, dict):
         raise ValueError(f"no JSON object: {data[:40]!r}")  # noqa: TRY004 - a wrong value
     return message
@@ -196,11 +217,17 @@ def _descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> tuple[int, ...]
     return tuple(files)
 
 
+def read_peer(connection: socket.socket) -> tuple[int, int]:
+    """Return the process and the user at the other end; 0 for a process that is not seen here."""
+    pid, user, _ = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return pid, user
+
+
 def check_owner(connection: socket.socket, path: Path) -> None:
     """Raise RefusedError where another user listens: the token is not for everybody."""
-    size = struct.calcsize("3i")
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    _, user, _ = struct.unpack("3i", credentials)
+    _, user = read_peer(connection)
     if user not in (0, os.geteuid()):
         raise RefusedError(
             f"user {user} listens at {path}, and not this user ({os.geteuid()}) or root; "

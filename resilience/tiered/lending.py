@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
 from resilience.tiered.errors import TieredError
-from resilience.tiered.shard import ShardMeta, decode_meta, encode_meta
+from resilience.tiered.shard import ShardMeta, read_meta
 
 TIMEOUT_S = 30.0
 """How long a call may take, to connect included."""
@@ -48,8 +47,7 @@ class Draft:
         if not self._is_open:
             raise ValueError("the writing is over")
         self._is_open = False
-        content = json.loads(encode_meta(meta))
-        request = {"op": "commit", "segment": self.segment, "meta": content}
+        request = {"op": "commit", "segment": self.segment, "meta": meta}
         self._ask(request, timeout_s)
         return meta
 
@@ -80,7 +78,7 @@ class Loan:
         self.segment = segment
         self.memory = memory
         """The shard's bytes, read-only."""
-        self.meta = decode_meta(json.dumps(answer["meta"]).encode())
+        self.meta = read_meta(answer["meta"])
         self.source = str(answer["source"])
         """Where it came from: "ram" for this node's own memory."""
         self._ask = ask

@@ -14,6 +14,9 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import ConfigDict
 
 Cost = Callable[[int, int], int]
 """What is against a pair of giver and receiver: the less, the better."""
@@ -31,6 +34,8 @@ _SOFT_TRIES = 16
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Node:
     """A node and where it stands."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     name: str
     domain: str

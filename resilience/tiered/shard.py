@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import xxhash
-from pydantic import ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, StrictInt
 
-from resilience.validation import first_problem
+from resilience.runtime.records import fields_of, from_json, read_record, to_json
 
 ALIGNMENT_BYTES = 64
 PIECE_BYTES = 8 << 20
@@ -106,24 +106,27 @@ def content_digest(meta: ShardMeta) -> str:
 
 def encode_meta(meta: ShardMeta) -> bytes:
     """Return the meta as JSON; equal metas give equal bytes."""
-    content = {
-        "format": FORMAT,
-        **_values(meta),
-        "id": _values(meta.id),
-        "tensors": [_values(each) for each in meta.tensors],
-    }
-    return json.dumps(content, separators=(",", ":"), sort_keys=True).encode()
+    return to_json({"format": FORMAT, **fields_of(meta)}, is_sorted=True)
 
 
 def decode_meta(text: bytes) -> ShardMeta:
     """Read a meta back; raises ValueError for what is none."""
-    try:
-        meta = _META.validate_python(_check_format(json.loads(text)))
-    except ValidationError as error:
-        raise ValueError(f"no description of a shard: {first_problem(error)}") from error
-    except (RecursionError, ValueError) as error:
-        raise ValueError(f"no description of a shard: {error}") from error
-    _check(meta)
+    content = from_json(text, "description of a shard")
+    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+        raise ValueError("no description of a shard: another format")
+    return read_meta(content)
+
+
+def read_meta(content: object) -> ShardMeta:
+    """Return the meta of JSON data; raises ValueError for what is none."""
+    meta = read_record(ShardMeta, content, "description of a shard")
+    if len(meta.checksums) != num_pieces(meta.num_bytes):
+        raise ValueError(
+            f"no description of a shard: {len(meta.checksums)} checksums for {meta.num_bytes} bytes"
+        )
+    if meta.num_shards < 1:
+        raise ValueError(f"no description of a shard: {meta.num_shards} shards")
+    check_bounds(meta.tensors, meta.num_bytes)
     return meta
 
 
@@ -147,27 +150,3 @@ def check_bounds(tensors: Sequence[TensorPlace], num_bytes: int) -> None:
     for each in tensors:
         if each.offset < 0 or each.num_bytes < 0 or each.offset + each.num_bytes > num_bytes:
             raise ValueError(f"tensor {each.name} does not lie in a shard of {num_bytes} bytes")
-
-
-def _values(value: ShardMeta | ShardId | TensorPlace) -> dict[str, Any]:
-    """Return the fields by name; `asdict` copies all that is in them, ten times as slowly."""
-    return {name: getattr(value, name) for name in value.__slots__}
-
-
-def _check_format(content: Any) -> Any:
-    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
-        raise ValueError("another format")
-    return content
-
-
-def _check(meta: ShardMeta) -> None:
-    if len(meta.checksums) != num_pieces(meta.num_bytes):
-        raise ValueError(
-            f"no description of a shard: {len(meta.checksums)} checksums for {meta.num_bytes} bytes"
-        )
-    if meta.num_shards < 1:
-        raise ValueError(f"no description of a shard: {meta.num_shards} shards")
-    check_bounds(meta.tensors, meta.num_bytes)
-
-
-_META = TypeAdapter(ShardMeta)

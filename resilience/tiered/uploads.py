@@ -11,6 +11,9 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
+
+from pydantic import ConfigDict
 
 from resilience.tiered.catalog import (
     Catalog,
@@ -66,6 +69,8 @@ class Settings:
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Sending:
     """A node has begun to send a shard's bytes to a lower tier."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     tier: LowerTier
     at: StepAt

@@ -12,11 +12,9 @@ import errno
 import itertools
 import math
 import os
-import secrets
 import select
 import socket
 import ssl
-import threading
 import time
 from collections import deque
 from contextlib import suppress
@@ -26,18 +24,16 @@ from resilience.agent.connections.name_lookup import NameLookup, SocketAddress
 from resilience.agent.connections.transport import Arrival, Came, Gone, Heard, Reached
 from resilience.arguments import NO_NAME
 from resilience.comm.messages import LINE_BYTES_MAX, LineReader, Message, StoreReply, encode
-from resilience.runtime.door import AGENTS, NAME_BYTES, NONCE_BYTES, PROOF_S, Door, Strangers
-from resilience.runtime.tls import NOT_YET, Tls, explain_tls, shake_hands
+from resilience.runtime.door import AGENTS
+from resilience.runtime.server import Credentials, Passage, Server
+from resilience.runtime.tls import NOT_YET, Tls, explain_tls
+from resilience.runtime.wake import Wake
 
 QUEUE_BYTES_MAX = LINE_BYTES_MAX
-_ACCEPTS_MAX = 32
-"""So many are let in before others are heard again."""
 _READ_BYTES = 1 << 20
 _RECORD_BYTES = 16 << 10
 """TLS says how much it has sent after each record."""
 _UNREAD_MAX = 16
-_DEAF_S = 1.0
-"""How long nobody is let in where the process has no descriptor left."""
 _PROBE_S_MAX = 32767
 """Linux takes no more."""
 
@@ -45,16 +41,15 @@ _PROBE_S_MAX = 32767
 @dataclass(slots=True, eq=False)
 class _Connection:
     peer: int
-    door: Door
-    deadline_s: float
+    deadline_s: float = math.inf
     """When it is overdue in what it does now; inf for one that waits for nothing."""
-    connects: bool
+    is_passed: bool = False
     socket: socket.socket | None = None
+    descriptor: int = -1
     mask: int = 0
     """What its socket is waited for."""
-    is_dialing: bool = False
-    is_shaking: bool = False
-    """Whether the handshake of TLS is not over yet."""
+    passage: Passage | None = None
+    """Its way through the door, once it is dialed."""
     targets: list[SocketAddress] = field(default_factory=list)
     """Addresses of the host that have not been tried yet."""
     reader: LineReader = field(default_factory=LineReader)
@@ -73,27 +68,24 @@ class TcpTransport:
     def __init__(
         self, listening: socket.socket, *, token: str, lease_s: float, tls: Tls | None = None
     ) -> None:
-        self._listening = listening
-        self._token = token
-        self._tls = tls
+        self._credentials = Credentials(kind=AGENTS, token=token, tls=tls)
+        self._server = Server(listening, self._credentials)
         self._lease_s = lease_s
-        self._name = secrets.token_bytes(NAME_BYTES)
         self._numbers = itertools.count(1)
         self._connections: dict[int, _Connection] = {}
         self._by_descriptor: dict[int, _Connection] = {}
-        self._strangers = Strangers()
         self._inbox: list[Arrival] = []
-        self._due_s = self._deaf_until_s = math.inf
+        self._due_s = math.inf
         self._epoll = select.epoll()
-        self._wake = _Wake()
+        self._wake = Wake()
         self._lookup = NameLookup(self._wake.set)
-        self._epoll.register(listening, select.EPOLLIN)
+        self._epoll.register(self._server, select.EPOLLIN)
         self._epoll.register(self._wake, select.EPOLLIN)
 
     @property
     def address(self) -> str:
         """Return HOST:PORT at which other agents reach this one."""
-        host, port, *_ = self._listening.getsockname()
+        host, port, *_ = self._server.listening.getsockname()
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def fileno(self) -> int:
@@ -102,7 +94,8 @@ class TcpTransport:
 
     def connect(self, address: str) -> int:
         """Begin to connect to HOST:PORT, and return the peer's number."""
-        connection = self._add(connects=True, within_s=self._lease_s)
+        deadline_s = time.monotonic() + self._lease_s
+        connection = self._add(_Connection(next(self._numbers), deadline_s))
         try:
             connection.targets = list(self._lookup.find(connection.peer, address))
         except (argparse.ArgumentTypeError, OSError) as error:
@@ -127,14 +120,14 @@ class TcpTransport:
             self._wake_for_inbox()
             return
         connection.waiting += data
-        if connection.door.is_passed and len(connection.waiting) == len(data):
+        if connection.is_passed and len(connection.waiting) == len(data):
             self._flush(connection)
 
     def hang_up(self, peer: int) -> None:
         """End a connection; nothing of the peer comes any more, `Gone` neither."""
         connection = self._connections.get(peer)
         if connection is not None:
-            if connection.door.is_passed:
+            if connection.is_passed:
                 self._flush(connection)
             self._drop(connection)
         self._inbox = [each for each in self._inbox if each.peer != peer]
@@ -155,11 +148,8 @@ class TcpTransport:
                 connection.deadline_s = max(connection.deadline_s, now_s + self._lease_s)
             if connection.deadline_s <= now_s:
                 self._lose(connection, "it does not answer")
-        if self._deaf_until_s <= now_s:
-            self._deaf_until_s = math.inf
-            self._epoll.modify(self._listening, select.EPOLLIN)
         deadlines_s = [each.deadline_s for each in self._connections.values()]
-        self._due_s = min([*deadlines_s, self._deaf_until_s])
+        self._due_s = min([*deadlines_s, self._server.tick(now_s)])
         self._wake_for_inbox()
         return self._due_s
 
@@ -167,9 +157,8 @@ class TcpTransport:
         """End all connections, as `hang_up` does, and take no more."""
         for peer in list(self._connections):
             self.hang_up(peer)
-        self._listening.close()
+        self._server.close()
         self._epoll.close()
-        self._wake.close()
 
     # ---- what is ready
 
@@ -178,8 +167,9 @@ class TcpTransport:
         # A descriptor's number may be another connection's before this round is over.
         ready = [(self._by_descriptor.get(each), each, mask) for each, mask in self._epoll.poll(0)]
         for connection, descriptor, mask in ready:
-            if descriptor == self._listening.fileno():
-                self._accept()
+            if descriptor == self._server.fileno():
+                for each in self._server.take():
+                    self._adopt(each)
             elif connection is not None and connection.peer in self._connections:
                 self._serve(connection, mask)
         for peer, answer in self._lookup.answers():
@@ -193,41 +183,25 @@ class TcpTransport:
                 self._dial(found, "")
 
     def _serve(self, connection: _Connection, mask: int) -> None:
-        if connection.is_dialing:
-            self._finish_dialing(connection)
+        if connection.passage:
+            self._pass(connection, connection.passage)
             return
-        if connection.is_shaking:
-            self._shake(connection)
+        if not connection.is_passed:
+            self._finish_dialing(connection)
             return
         if mask & select.EPOLLOUT:
             self._flush(connection)
         if mask & ~select.EPOLLOUT:
             self._read(connection)
 
-    def _accept(self) -> None:
-        for _ in range(_ACCEPTS_MAX):
-            try:
-                accepted, (host, *_rest) = self._listening.accept()
-            except BlockingIOError:
-                return
-            except ConnectionError:  # who had called has hung up again
-                continue
-            except OSError:
-                self._make_room()
-                return
-            connection = self._add(connects=False, within_s=PROOF_S)
-            self._open(connection, accepted, select.EPOLLIN)
-            leaves = self._strangers.add(connection.peer, host)
-            if leaves is not None:
-                self._drop(self._connections[leaves])
-
-    def _make_room(self) -> None:
-        """Give a stranger's descriptor to the next; without one the next try fails at once."""
-        if self._strangers:
-            self._drop(self._connections[self._strangers.oldest()])
-        else:
-            self._deaf_until_s = time.monotonic() + _DEAF_S
-            self._epoll.modify(self._listening, 0)
+    def _adopt(self, accepted: socket.socket) -> None:
+        """Take a connection that has passed the door."""
+        connection = self._add(_Connection(next(self._numbers), is_passed=True))
+        self._open(connection, accepted, select.EPOLLIN)
+        self._inbox.append(Came(peer=connection.peer))
+        if isinstance(accepted, ssl.SSLSocket) and accepted.pending():
+            # The kernel does not report what TLS holds already.
+            self._read(connection)
 
     def _dial(self, connection: _Connection, problem: str) -> None:
         """Try the next address; without one the last `problem` is why there is no connection."""
@@ -239,7 +213,6 @@ class TcpTransport:
             except OSError as error:
                 problem = _explain(error)
                 continue
-            connection.is_dialing = True
             self._open(connection, dialed, select.EPOLLOUT)
             status = dialed.connect_ex(target)
             if status in (0, errno.EINPROGRESS):
@@ -254,33 +227,24 @@ class TcpTransport:
         if status:
             self._dial(connection, os.strerror(status))
             return
-        connection.is_dialing = False
         self._wait_for(connection, select.EPOLLIN)
-        if connection.is_shaking:
-            self._shake(connection)
-        else:
-            self._send_whole(connection, connection.door.opening)
+        connection.passage = self._credentials.lead(connection.socket, connects=True)
+        self._pass(connection, connection.passage)
 
-    def _shake(self, connection: _Connection) -> None:
-        """Go on with the handshake of TLS; the few bytes of it are taken at once."""
-        assert connection.socket
-        assert self._tls
-        descriptor = connection.socket.fileno()
+    def _pass(self, connection: _Connection, passage: Passage) -> None:
+        """Go on through the door of the other end."""
         try:
-            if not isinstance(connection.socket, ssl.SSLSocket):
-                connection.socket = self._tls.wrap(connection.socket, connects=connection.connects)
-            shake_hands(connection.socket, AGENTS)
-        except NOT_YET:
-            return
+            is_passed = passage.advance()
         except (OSError, ValueError) as error:
-            if connection.socket.fileno() < 0:
-                del self._by_descriptor[descriptor]
-                connection.socket = None
+            connection.socket = passage.socket
             self._lose(connection, _explain(error))
             return
-        connection.is_shaking = False
-        if connection.connects:
-            self._send_whole(connection, connection.door.opening)
+        connection.socket = passage.socket
+        if is_passed:
+            connection.is_passed, connection.passage = True, None
+            connection.deadline_s = math.inf
+            self._inbox.append(Reached(peer=connection.peer))
+            self._flush(connection)
 
     def _read(self, connection: _Connection) -> None:
         assert connection.socket
@@ -293,50 +257,22 @@ class TcpTransport:
             return
         except (OSError, ValueError) as error:
             # Not an agent of ours, or one that is gone: to talk on would be guessing.
-            with suppress(OSError):
-                connection.socket.send(getattr(error, "answer", b""))
             self._lose(connection, _explain(error))
 
     def _read_once(self, connection: _Connection) -> None:
         assert connection.socket
-        door = connection.door
-        data = connection.socket.recv(_READ_BYTES if door.is_passed else door.num_wanted)
+        data = connection.socket.recv(_READ_BYTES)
         if not data:
             self._lose(connection, "it has ended the connection")
-        elif door.is_passed:
-            for message in connection.reader.feed(data):
-                self._inbox.append(Heard(peer=connection.peer, message=message))
-        else:
-            self._knock(connection, data)
-
-    def _knock(self, connection: _Connection, data: bytes) -> None:
-        answer = connection.door.feed(data)
-        if answer:
-            self._send_whole(connection, answer)
-        if connection.door.is_passed and connection.peer in self._connections:
-            self._strangers.remove(connection.peer)
-            kind = Reached if connection.connects else Came
-            self._inbox.append(kind(peer=connection.peer))
-            connection.deadline_s = math.inf
-            self._flush(connection)
-
-    def _send_whole(self, connection: _Connection, data: bytes) -> None:
-        """Send what is the door's; a new connection takes some bytes at once."""
-        assert connection.socket
-        try:
-            if connection.socket.send(data) == len(data):
-                return
-        except OSError as error:
-            self._lose(connection, _explain(error))
-        else:
-            self._lose(connection, "it takes nothing")
+        for message in connection.reader.feed(data):
+            self._inbox.append(Heard(peer=connection.peer, message=message))
 
     def _flush(self, connection: _Connection) -> None:
         """Send what the other end takes."""
         assert connection.socket
         waiting = connection.waiting
         is_moving = math.isinf(connection.deadline_s)
-        size = _RECORD_BYTES if self._tls else None
+        size = _RECORD_BYTES if self._credentials.tls else None
         while waiting or connection.replies:
             if not waiting:
                 waiting += encode(connection.replies.popleft())
@@ -365,12 +301,7 @@ class TcpTransport:
 
     # ---- a connection's life
 
-    def _add(self, *, connects: bool, within_s: float) -> _Connection:
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        door = Door(AGENTS, self._token, name=self._name, nonce=nonce, connects=connects)
-        deadline_s = time.monotonic() + within_s
-        number, is_shaking = next(self._numbers), self._tls is not None
-        connection = _Connection(number, door, deadline_s, connects, is_shaking=is_shaking)
+    def _add(self, connection: _Connection) -> _Connection:
         self._connections[connection.peer] = connection
         return connection
 
@@ -385,8 +316,8 @@ class TcpTransport:
             (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, probe_s),
         ):
             opened.setsockopt(level, option, value)
-        connection.socket = opened
-        self._by_descriptor[opened.fileno()] = connection
+        connection.socket, connection.descriptor = opened, opened.fileno()
+        self._by_descriptor[connection.descriptor] = connection
         self._epoll.register(opened, mask)
         connection.mask = mask
 
@@ -394,9 +325,10 @@ class TcpTransport:
         """Close the connection's socket, so that what was sent to an agent still arrives."""
         if connection.socket is None:
             return
-        del self._by_descriptor[connection.socket.fileno()]
-        self._epoll.unregister(connection.socket)
-        num_reads = _UNREAD_MAX if connection.door.is_passed else 0
+        del self._by_descriptor[connection.descriptor]
+        with suppress(OSError):  # TLS has closed it
+            self._epoll.unregister(connection.descriptor)
+        num_reads = _UNREAD_MAX if connection.is_passed else 0
         with connection.socket as opened, suppress(OSError):
             opened.shutdown(socket.SHUT_WR)
             # To close over what was not read would throw away what is on its way to the other end.
@@ -405,49 +337,16 @@ class TcpTransport:
         connection.socket = None
 
     def _drop(self, connection: _Connection) -> None:
-        self._strangers.remove(connection.peer)
         del self._connections[connection.peer]
         self._shut(connection)
 
     def _lose(self, connection: _Connection, reason: str) -> None:
         self._drop(connection)
-        # Nobody has been told of a stranger.
-        if connection.connects or connection.door.is_passed:
-            self._inbox.append(Gone(peer=connection.peer, reason=reason))
+        self._inbox.append(Gone(peer=connection.peer, reason=reason))
 
     def _wake_for_inbox(self) -> None:
         if self._inbox:
             self._wake.set()
-
-
-class _Wake:
-    """A descriptor that is readable from `set` to `clear`; `set` is for any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._event: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-
-    def fileno(self) -> int:
-        """Return the descriptor."""
-        assert self._event is not None
-        return self._event
-
-    def set(self) -> None:
-        """Make it readable; does nothing once it is closed."""
-        with self._lock:
-            if self._event is not None:
-                os.eventfd_write(self._event, 1)
-
-    def clear(self) -> None:
-        """Make it unreadable."""
-        with suppress(BlockingIOError):
-            os.eventfd_read(self.fileno())
-
-    def close(self) -> None:
-        """Give the descriptor back."""
-        with self._lock:
-            os.close(self.fileno())
-            self._event = None
 
 
 def _explain(error: Exception) -> str:

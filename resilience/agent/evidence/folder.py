@@ -35,6 +35,7 @@ from resilience.agent.evidence.removal import is_other
 from resilience.agent.evidence.words import AGENTS_FOLDER, find_ended, find_words, has_ended
 from resilience.plain_files import read_plain
 from resilience.run_record import mark_stored, read_starts_after
+from resilience.runtime.wake import Wake
 from resilience.state.layout import Layout
 from resilience.whole_files import draft_of, write_first, write_text, write_whole
 
@@ -109,13 +110,13 @@ class RunFolder:
         """How often it was asked whether the folder is common, without an answer so far."""
         self._questions: SimpleQueue[Callable[[], _Found] | None] = SimpleQueue()
         self._answers: deque[_Found] = deque()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake = Wake()
         self._thread = threading.Thread(target=self._work, name="run-folder", daemon=True)
         self._thread.start()
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while `answers` has something."""
-        return self._wake
+        return self._wake.fileno()
 
     def hold_lock(self) -> int:
         """Hold the lock by which others on this machine know that the agent or a worker lives.
@@ -358,8 +359,7 @@ class RunFolder:
 
     def answers(self) -> list[Answer]:
         """Return what was found out since the last call."""
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
+        self._wake.clear()
         found: list[Answer] = []
         while self._answers:
             answer = self._answers.popleft()
@@ -419,8 +419,6 @@ class RunFolder:
         self._questions.put(self._remove)
         self._questions.put(None)
         self._thread.join(_END_S if self._is_ending else _CLOSE_S)
-        if not self._thread.is_alive():
-            os.close(self._wake)
 
     def _remove(self) -> bool:
         (self._path / AGENTS_FOLDER / self.start).unlink(missing_ok=True)
@@ -436,7 +434,7 @@ class RunFolder:
             except _FAILURES:
                 # Who cannot write or read here shares nothing.
                 self._answers.append(False)
-            os.eventfd_write(self._wake, 1)
+            self._wake.set()
 
 
 _CLOSE_S = 2.0

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from resilience.agent.coordination.membership import NodeEnded
+from resilience.runtime.wake import Wake
 
 ANSWER_DEADLINE_S = 5.0
 CLOCKS_APART_S = 60.0
@@ -65,7 +66,7 @@ class NodeStates:
         self._silences: dict[str, _Silence] = {}
         self._questions: SimpleQueue[tuple[str, _Silence] | None] = SimpleQueue()
         self._answers: deque[NodeEnded] = deque()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake = Wake()
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, name="node-states", daemon=True)
@@ -74,7 +75,7 @@ class NodeStates:
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while `answers` has something."""
-        return self._wake
+        return self._wake.fileno()
 
     def ask(self, doubted: Mapping[str, frozenset[str]]) -> None:
         """Ask about agents that are silent now, each twice in a silence; `NodeEnded` may follow."""
@@ -98,8 +99,7 @@ class NodeStates:
 
     def answers(self) -> list[NodeEnded]:
         """Return what was found out since the last call."""
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
+        self._wake.clear()
         found = list(self._answers)
         self._answers.clear()
         return found
@@ -112,8 +112,6 @@ class NodeStates:
             _kill(self._process)
         if self._command:
             self._thread.join(_CLOSE_S)
-        if not self._thread.is_alive():
-            os.close(self._wake)
 
     def _work(self) -> None:
         while (question := self._questions.get()) is not None and not self._is_closed:
@@ -121,7 +119,7 @@ class NodeStates:
             reason = judge_word(self._run(node), heard_s=silence.heard_s, now_s=time.time())
             if reason is not None and not self._is_closed:
                 self._answers.append(NodeEnded(node=node, starts=silence.starts, reason=reason))
-                os.eventfd_write(self._wake, 1)
+                self._wake.set()
 
     def _run(self, node: str) -> str:
         """Return what the command says of a node; empty where it does not say it in time."""

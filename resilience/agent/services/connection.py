@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import select
 import socket
-import struct
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from resilience.tiered.frames import FrameSocket, check_owner
+from resilience.tiered.frames import FrameSocket, check_owner, read_peer
 
 _FRAME_TIMEOUT_S = 1.0
 """How long a frame may take from its first byte to its last; it comes in one piece."""
@@ -56,10 +55,8 @@ class Supervisor:
 
         Only where it has answered meanwhile is it surely the daemon's.
         """
-        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        pid, _, _ = struct.unpack("iII", credentials)
         try:
-            return os.pidfd_open(pid)
+            return os.pidfd_open(read_peer(self._socket)[0])
         except OSError:
             return None
 

@@ -6,6 +6,7 @@ has. The board adds when something was first seen, and wakes whoever acts on it.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter, defaultdict
@@ -16,7 +17,7 @@ from heapq import nlargest
 
 from resilience.tiered.catalog import Catalog, Copy, LowerTier, StepAt, judge_steps, step_of
 from resilience.tiered.memoryd.http_spaces import PREFIX as HTTP_PREFIX
-from resilience.tiered.memoryd.peering import NoPeers, Peers, copy_in_memory
+from resilience.tiered.memoryd.peering import Peers, copy_in_memory
 from resilience.tiered.memoryd.shelf import Clock, Shelf
 from resilience.tiered.placement import Node
 from resilience.tiered.shard import ShardId
@@ -96,7 +97,7 @@ class Board:
         self.vault = vault
         self.own = own
         self.settings = settings
-        self.peers: Peers = peers or NoPeers()
+        self.peers: Peers = peers or Peers()
         self.shelf = shelf
         self.on_complete: Callable[[], None] = lambda: None
         """Called, with no lock held, where `complete` says something else than before."""
@@ -107,7 +108,8 @@ class Board:
         self._version = 0
         self._lock = threading.Lock()
         self._histories: dict[str, _History] = {}
-        self._sendings: dict[str, set[Sending]] = defaultdict(set)
+        self._sendings: set[tuple[str, Sending]] = set()
+        """What this node is sending, with the namespaces."""
         self._flushed_s: dict[tuple[str, StepAt], float] = {}
         self._sendings_there: dict[str, list[tuple[str, Sending]]] = {}
         self._fetched: Counter[ShardId] = Counter()
@@ -264,7 +266,7 @@ class Board:
             return
         sending = Sending(tier=self.shelf.tier, at=at, digest=_FLUSH, node=self.own.name)
         with self._lock:
-            self._sendings[namespace].add(sending)
+            self._sendings.add((namespace, sending))
             self._flushed_s[namespace, at] = self._clock()
         self.wake()
         self.peers.wake()
@@ -278,7 +280,7 @@ class Board:
 
         What was not there when somebody looked, at `seen_s`, may have come with the flush.
         """
-        for each in [each for each in self._sendings.get(name, ()) if each.digest == _FLUSH]:
+        for each in [of for to, of in self._sendings if to == name and of.digest == _FLUSH]:
             state = catalog.states.get(each.at)
             if state is None:
                 is_over = self._flushed_s[name, each.at] < seen_s
@@ -286,9 +288,7 @@ class Board:
                 is_over = state.is_stale or each.tier in state.whole_tiers
             if is_over:
                 del self._flushed_s[name, each.at]
-                self._sendings[name].discard(each)
-                if not self._sendings[name]:
-                    del self._sendings[name]
+                self._sendings.discard((name, each))
 
     @contextmanager
     def sending(self, namespace: str, sending: Sending) -> Iterator[None]:
@@ -299,21 +299,19 @@ class Board:
             if sending.at not in begun:
                 history.begun_s[sending.tier] = self._clock()
                 history.stored = begun | {sending.at}
-            self._sendings[namespace].add(sending)
+            self._sendings.add((namespace, sending))
         self.peers.wake()
         try:
             yield
         finally:
             with self._lock:
-                self._sendings[namespace].discard(sending)
-                if not self._sendings[namespace]:
-                    del self._sendings[namespace]
+                self._sendings.discard((namespace, sending))
             self.peers.wake()
 
     def own_sendings(self) -> list[tuple[str, Sending]]:
         """Return what this node is sending, with the namespaces."""
         with self._lock:
-            return sorted((name, each) for name, of in self._sendings.items() for each in of)
+            return sorted(self._sendings)
 
     def hear_sendings(self, node: str, sendings: list[tuple[str, Sending]]) -> None:
         """Take note of what another node is sending; what it sent before is over."""
@@ -329,13 +327,9 @@ class Board:
 
     def _sendings_of(self, namespace: str, living: Mapping[str, str]) -> set[Sending]:
         """Return what living nodes are sending; the caller has the lock."""
-        there = [
-            each
-            for node, sendings in self._sendings_there.items()
-            for name, each in sendings
-            if name == namespace and node in living
-        ]
-        return {*self._sendings.get(namespace, ()), *there}
+        there = (of for node, of in self._sendings_there.items() if node in living)
+        known = itertools.chain(self._sendings, *there)
+        return {each for name, each in known if name == namespace}
 
     @contextmanager
     def fetched(self, shard_id: ShardId) -> Iterator[None]:

@@ -24,7 +24,7 @@ from resilience.tiered.memoryd.notes import BoardNotes
 from resilience.tiered.memoryd.offer import TieredOffer
 from resilience.tiered.memoryd.options import MemorydOptions
 from resilience.tiered.memoryd.output import complain
-from resilience.tiered.memoryd.peering import NoPeers, Peers
+from resilience.tiered.memoryd.peering import Peers
 from resilience.tiered.memoryd.peers import PeerDoor
 from resilience.tiered.memoryd.room import Room
 from resilience.tiered.memoryd.session import House
@@ -46,7 +46,7 @@ def open_doors(options: MemorydOptions, vault: Vault, lease: Lease) -> tuple[Kee
     """Make the doors that the options ask for, in the order to start them, the keeper first."""
     local, kept = options.local, options.kept
     peer_door = PeerDoor(vault, options.folder, options.peers) if options.peers else None
-    peers: Peers = peer_door or NoPeers()
+    peers: Peers = peer_door or Peers()
     if (shelf := kept.open_shelf()) is not None:
         shelf.remember(vault.owners())
     board = Board(vault, local.own, kept.settings, peers=peers, shelf=shelf)

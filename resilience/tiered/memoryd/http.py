@@ -20,11 +20,13 @@ from pathlib import Path
 from resilience.tiered.errors import HeldError, StaleError, TieredError, VaultFullError
 from resilience.tiered.memoryd.http_connection import ClosedError, Connection, Limits
 from resilience.tiered.memoryd.http_messages import (
+    RETRY_LATER,
     HttpError,
     Request,
     bad_request,
     check_sender,
     format_head,
+    retry_later,
 )
 from resilience.tiered.memoryd.http_routes import (
     HEALTH_PATH,
@@ -44,12 +46,9 @@ from resilience.tiered.vault import Reading, Vault, Writing
 _OWNER = "http"
 _STALE_TRIES = 3
 _FIND_TRIES = 8
-_RETRY_LATER = (("Retry-After", "1"),)
 _TEXT = b"too many connections\n"
 _REFUSAL = (
-    format_head(
-        HTTPStatus.SERVICE_UNAVAILABLE, [*_RETRY_LATER, ("Connection", "close")], len(_TEXT)
-    )
+    format_head(HTTPStatus.SERVICE_UNAVAILABLE, [*RETRY_LATER, ("Connection", "close")], len(_TEXT))
     + _TEXT
 )
 
@@ -233,10 +232,7 @@ class HttpDoor:
             except TieredError as error:
                 complain(f"a request over HTTP failed: {error}")
                 break
-        raise HttpError(
-            HTTPStatus.SERVICE_UNAVAILABLE, "the node that has this shard does not give it",
-            _RETRY_LATER,
-        )  # fmt: skip
+        raise retry_later("the node that has this shard does not give it")
 
     def _put_shard(
         self, call: Call, request: Request, connection: Connection, exchange: _Exchange
@@ -288,9 +284,7 @@ class HttpDoor:
             try:
                 return self._vault.begin(id_, num_bytes, owner=_OWNER)
             except HeldError as error:
-                raise HttpError(
-                    HTTPStatus.SERVICE_UNAVAILABLE, "this shard is being written", _RETRY_LATER
-                ) from error
+                raise retry_later("this shard is being written") from error
             except VaultFullError as error:
                 if self.spaces.make_room(space, id_.step):
                     continue
@@ -300,9 +294,7 @@ class HttpDoor:
 
     def _full(self, *, may_change: bool) -> HttpError:
         if may_change:
-            return HttpError(
-                HTTPStatus.SERVICE_UNAVAILABLE, "the budget is used up at the moment", _RETRY_LATER
-            )
+            return retry_later("the budget is used up at the moment")
         return HttpError(
             HTTPStatus.INSUFFICIENT_STORAGE, "the budget is too small for what has to be kept"
         )

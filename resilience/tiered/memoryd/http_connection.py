@@ -8,7 +8,6 @@ cache; a held shard goes from there to the socket.
 from __future__ import annotations
 
 import socket
-import struct
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from http import HTTPStatus
 
 import xxhash
 
+from resilience.tiered.frames import limit_wait
 from resilience.tiered.memoryd.http_messages import HttpError, Request, format_head, parse_head
 from resilience.tiered.shard import PIECE_BYTES
 
@@ -81,7 +81,7 @@ class Connection:
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        _set_timeout(connection, socket.SO_SNDTIMEO, limits.stall_s)
+        limit_wait(connection, socket.SO_SNDTIMEO, limits.stall_s)
 
     def read_request(self) -> Request | None:
         """Return the head of the next request; None where the other end has ended.
@@ -190,7 +190,7 @@ class Connection:
             return size
         wait_s = min(self.limits.stall_s, deadline_s - time.monotonic())
         if wait_s > 0:
-            _set_timeout(self._socket, socket.SO_RCVTIMEO, wait_s)
+            limit_wait(self._socket, socket.SO_RCVTIMEO, wait_s)
             try:
                 size = self._socket.recv_into(block, 0, socket.MSG_WAITALL)
             except BlockingIOError:
@@ -207,7 +207,7 @@ class Connection:
         """Return what comes next, empty at the end; None where nothing comes in time."""
         if wait_s <= 0:
             return None
-        _set_timeout(self._socket, socket.SO_RCVTIMEO, wait_s)
+        limit_wait(self._socket, socket.SO_RCVTIMEO, wait_s)
         try:
             return self._socket.recv(_HEAD_READ_BYTES)
         except BlockingIOError:
@@ -220,10 +220,3 @@ class Connection:
             self._socket.sendall(data, flags)
         except OSError as error:
             raise ClosedError from error
-
-
-def _set_timeout(connection: socket.socket, option: int, timeout_s: float) -> None:
-    """Set how long the kernel waits; it takes no time at all for an endless one."""
-    microseconds = max(1, int(timeout_s * 1e6))
-    value = struct.pack("@ll", *divmod(microseconds, 1_000_000))
-    connection.setsockopt(socket.SOL_SOCKET, option, value)

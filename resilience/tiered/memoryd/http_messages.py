@@ -21,6 +21,7 @@ _TARGET = re.compile(r"[!-~]+\Z")
 _VALUE = re.compile(r"[\t -~\x80-\xff]*\Z")
 _LENGTH = re.compile(rf"[0-9]{{1,{MAX_DIGITS}}}\Z")
 _PORT = re.compile(r":[0-9]*\Z")
+RETRY_LATER = (("Retry-After", "1"),)
 _CLUSTER_SUFFIX = ".svc.cluster.local"
 _ABSOLUTE = re.compile(r"http://[^/?#]+", re.IGNORECASE)
 
@@ -154,6 +155,11 @@ def _is_address(name: str) -> bool:
 
 def _forbidden(text: str) -> HttpError:
     return HttpError(HTTPStatus.FORBIDDEN, text)
+
+
+def retry_later(text: str) -> HttpError:
+    """Return the error of a request that may be carried out in a second."""
+    return HttpError(HTTPStatus.SERVICE_UNAVAILABLE, text, RETRY_LATER)
 
 
 def bad_request(text: str) -> HttpError:

@@ -6,18 +6,18 @@ one file beside the segments, so that a daemon that is started again knows them.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 
-from resilience.tiered.catalog import Copy
+from resilience.runtime.records import from_json, read_record, to_json
+from resilience.tiered.catalog import Copy, Number
 from resilience.tiered.errors import RefusedError
-from resilience.tiered.memoryd.http_messages import HttpError
+from resilience.tiered.memoryd.http_messages import HttpError, retry_later
 from resilience.tiered.memoryd.http_routes import MAX_RANKS, MAX_STEPS, NAMESPACE, STEPS_RETAINED
 from resilience.tiered.memoryd.http_steps import (
     METADATA,
@@ -32,7 +32,7 @@ from resilience.tiered.memoryd.http_steps import (
     sort_steps,
 )
 from resilience.tiered.memoryd.output import complain
-from resilience.tiered.memoryd.peering import NoPeers, Peers
+from resilience.tiered.memoryd.peering import Peers
 from resilience.tiered.namespaces import Claim
 from resilience.tiered.shard import ShardId, ShardMeta
 from resilience.tiered.vault import Vault
@@ -48,6 +48,7 @@ _ASKED_WITHIN_S = 1.0
 """How long a namespace may take from the node where it was made to the others."""
 _ENDED_MAX = 1024
 _JOB = "http"
+Numbers = tuple[Number, Number, Number]
 
 
 @dataclass(slots=True, eq=False)
@@ -64,9 +65,29 @@ class Space:
     """When it was made or changed: what was said of it before counts no more."""
 
     @property
+    def numbers(self) -> Numbers:
+        """Return its ranks, how many steps it keeps, and when it was made or changed."""
+        return self.num_ranks, self.steps_retained, self.changed_ns
+
+    @property
     def vault_name(self) -> str:
         """Return its name in the vault."""
         return PREFIX + self.name
+
+    def choose_id(
+        self, steps: Steps, rank: int, step: int, shard_meta: str, num_bytes: int
+    ) -> ShardId | None:
+        """Return the name under which a shard is written; None where the same is held already."""
+        # A node that is new writes under the generation that the others are at.
+        self.generation = max([self.generation, *(n for each in steps.values() for n in each)])
+        versions = steps.get(step)
+        generation: int | None = self.generation
+        if versions:
+            generation = choose_generation(versions, rank, shard_meta, num_bytes)
+        if generation is None:
+            return None
+        self.generation = max(self.generation, generation)
+        return ShardId(namespace=self.vault_name, step=step, generation=generation, shard=str(rank))
 
 
 class Spaces:
@@ -127,7 +148,7 @@ class Spaces:
             if len(self._spaces) >= self._num_spaces_max:
                 raise HttpError(HTTPStatus.INSUFFICIENT_STORAGE, "too many namespaces")
             space = self._spaces[name] = self._open(name, num_ranks, steps_retained)
-        before = (space.num_ranks, space.steps_retained, space.changed_ns)
+        before = space.numbers
         space.num_ranks, space.steps_retained = num_ranks, steps_retained
         space.changed_ns = changed_ns
         self._ended.pop(name, None)
@@ -136,7 +157,7 @@ class Spaces:
         except OSError as error:
             space.num_ranks, space.steps_retained, space.changed_ns = before
             if is_new:
-                self._close(name)
+                self._spaces.pop(name).claim.close()
             raise HttpError(HTTPStatus.INSUFFICIENT_STORAGE, "no room for the namespace") from error
 
     def wait_for(self, name: str, *, is_asked: bool = False) -> None:
@@ -154,16 +175,13 @@ class Spaces:
                 self._is_free.wait_for(lambda: name in self._spaces, within_s)
             self.get(name)
 
-    def tell(self) -> dict[str, list[int]]:
+    def tell(self) -> dict[str, Numbers]:
         """Return the namespaces for other nodes; no ranks: it was removed."""
         with self._lock:
-            there = {
-                name: [each.num_ranks, each.steps_retained, each.changed_ns]
-                for name, each in self._spaces.items()
-            }
-            return there | {name: [0, 0, changed] for name, changed in self._ended.items()}
+            there = {name: each.numbers for name, each in self._spaces.items()}
+            return there | {name: (0, 0, changed) for name, changed in self._ended.items()}
 
-    def hear(self, told: Mapping[str, Sequence[int]]) -> None:
+    def hear(self, told: Mapping[str, Numbers]) -> None:
         """Take the namespaces of another node, where they are newer than what is known here."""
         with self._is_free:
             for name, (num_ranks, steps_retained, changed_ns) in told.items():
@@ -175,10 +193,10 @@ class Spaces:
                     continue
                 try:
                     if num_ranks:
-                        self._put(name, num_ranks, max(1, int(steps_retained)), int(changed_ns))
+                        self._put(name, num_ranks, max(1, steps_retained), changed_ns)
                     else:
                         self._remove([name] if space else [])
-                        self._end(name, int(changed_ns))
+                        self._end(name, changed_ns)
                 except HttpError as error:
                     complain(f"the namespace {name} of another node: {error}")
             self._is_free.notify_all()
@@ -187,18 +205,19 @@ class Spaces:
         """Remove a namespace with all that it holds; raises HttpError 404 where there is none."""
         with self._lock:
             self.get(name)
-            self._remove([name])
-            self._end(name, time.time_ns())
+            self._end_all([name])
         self._peers.wake()
 
     def reset(self) -> None:
         """Remove all namespaces."""
         with self._lock:
-            names = list(self._spaces)
-            self._remove(names)
-            for each in names:
-                self._end(each, time.time_ns())
+            self._end_all(list(self._spaces))
         self._peers.wake()
+
+    def _end_all(self, names: list[str]) -> None:
+        self._remove(names)
+        for each in names:
+            self._end(each, time.time_ns())
 
     def _end(self, name: str, ended_ns: int) -> None:
         self._ended.pop(name, None)
@@ -246,10 +265,7 @@ class Spaces:
         key = (name, rank, step)
         with self._is_free:
             if not self._is_free.wait_for(lambda: key not in self._writing, wait_s):
-                raise HttpError(
-                    HTTPStatus.SERVICE_UNAVAILABLE, "this shard is being written",
-                    [("Retry-After", "1")],
-                )  # fmt: skip
+                raise retry_later("this shard is being written")
             space = self.get(name)
             self._writing.add(key)
         try:
@@ -264,21 +280,7 @@ class Spaces:
     ) -> ShardId | None:
         """Say under which name a shard is written; None where the same is held already."""
         with self._lock:
-            steps = self.steps(space)
-            # A node that is new writes under the generation that the others are at.
-            space.generation = max(
-                [space.generation, *(n for each in steps.values() for n in each)]
-            )
-            versions = steps.get(step)
-            generation: int | None = space.generation
-            if versions:
-                generation = choose_generation(versions, rank, shard_meta, num_bytes)
-            if generation is None:
-                return None
-            space.generation = max(space.generation, generation)
-            return ShardId(
-                namespace=space.vault_name, step=step, generation=generation, shard=str(rank)
-            )
+            return space.choose_id(self.steps(space), rank, step, shard_meta, num_bytes)
 
     def renew(self, space: Space, stale: ShardId) -> ShardId:
         """Return the name for a shard whose generation is over."""
@@ -347,15 +349,10 @@ class Spaces:
             self._save()
         except OSError as error:
             self._spaces.update({each.name: each for each in spaces})
-            raise HttpError(
-                HTTPStatus.INSUFFICIENT_STORAGE, "no room for the list of namespaces"
-            ) from error
+            raise HttpError(HTTPStatus.INSUFFICIENT_STORAGE, "no room for the list") from error
         for space in spaces:
             self._drop(_ids(self._vault, space.vault_name))
             space.claim.close()
-
-    def _close(self, name: str) -> None:
-        self._spaces.pop(name).claim.close()
 
     def _open(self, name: str, num_ranks: int, steps_retained: int) -> Space:
         try:
@@ -369,28 +366,21 @@ class Spaces:
         )  # fmt: skip
 
     def _save(self) -> None:
-        content = {
-            each.name: {
-                "num_ranks": each.num_ranks,
-                "steps_retained": each.steps_retained,
-                "changed_ns": each.changed_ns,
-            }
-            for each in self._spaces.values()
-        }
+        content = {name: each.numbers for name, each in self._spaces.items()}
         new = self._path.with_suffix(".new")
         new.touch(mode=0o600)
-        new.write_text(json.dumps(content))
+        new.write_bytes(to_json(content))
         new.replace(self._path)
 
     def _load(self) -> None:
         """Take over what an earlier daemon has kept; drop what belongs to no namespace."""
-        known = self._read()
+        known = _read(self._path)
         held: dict[str, int] = {}
         for meta in self._vault.metas():
             if meta.id.namespace.startswith(PREFIX):
                 name = meta.id.namespace.removeprefix(PREFIX)
                 held[name] = max(held.get(name, 1), meta.num_shards)
-        if known is None or not isinstance(self._peers, NoPeers):
+        if known is None or not self._peers.is_alone:
             # The file is lost, the shards are not; or they are copies from other nodes.
             found = {name: (num_ranks, STEPS_RETAINED, 0) for name, num_ranks in held.items()}
             known = {**found, **(known or {})}
@@ -401,21 +391,19 @@ class Spaces:
         for name in held.keys() - known.keys():
             self._drop(_ids(self._vault, PREFIX + name))
 
-    def _read(self) -> dict[str, tuple[int, int, int]] | None:
-        try:
-            content = json.loads(self._path.read_bytes())
-            if not all(NAMESPACE.match(name) for name in content):
-                return None
-            return {
-                name: (
-                    min(max(1, int(each["num_ranks"])), MAX_RANKS),
-                    min(max(1, int(each["steps_retained"])), MAX_STEPS),
-                    int(each["changed_ns"]),
-                )
-                for name, each in content.items()
-            }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return None
+
+def _read(path: Path) -> dict[str, Numbers] | None:
+    try:
+        content = from_json(path.read_bytes())
+        known = read_record(dict[str, Numbers], content, "list of namespaces")
+    except (OSError, ValueError):
+        return None
+    if not all(NAMESPACE.match(name) for name in known):
+        return None
+    return {
+        name: (min(max(1, num_ranks), MAX_RANKS), min(max(1, kept), MAX_STEPS), changed_ns)
+        for name, (num_ranks, kept, changed_ns) in known.items()
+    }
 
 
 def _meta(copy: Copy) -> ShardMeta:

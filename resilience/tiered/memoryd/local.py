@@ -11,9 +11,10 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+from resilience.runtime.server import BACKLOG
 from resilience.tiered.errors import LostError
 from resilience.tiered.frames import FRAME_BYTES_MAX, FrameSocket, describe_error
-from resilience.tiered.memoryd.listener import BACKLOG, Listener
+from resilience.tiered.memoryd.listener import Listener
 from resilience.tiered.memoryd.session import ClientProcess, House, Session
 
 SOCKET_NAME = "memoryd.sock"

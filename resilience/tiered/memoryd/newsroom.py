@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from resilience.runtime.wake import Wake
 from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.shelf import Shelf
 from resilience.tiered.news import STALL_S, StoreNews
@@ -30,7 +30,7 @@ class Newsroom:
         self._news: StoreNews | None = None
         self._own: set[str] = set()
         """Namespaces that jobs of this daemon's life have, or had."""
-        self._waiting: set[int] = set()
+        self._waiting: set[Wake] = set()
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="newsroom", daemon=True)
 
@@ -52,23 +52,22 @@ class Newsroom:
             if news != self._news:
                 self._news, self._told = news, self._told + 1
                 for each in self._waiting:
-                    os.eventfd_write(each, 1)
+                    each.set()
             return self._told, news
 
     @contextmanager
-    def waiting(self, number: int) -> Iterator[int]:
+    def waiting(self, number: int) -> Iterator[Wake]:
         """Yield a descriptor that is readable once there is something newer than `number`."""
-        file = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        wake = Wake()
         try:
             with self._lock:
-                self._waiting.add(file)
+                self._waiting.add(wake)
                 if self._told > number:
-                    os.eventfd_write(file, 1)
-            yield file
+                    wake.set()
+            yield wake
         finally:
             with self._lock:
-                self._waiting.discard(file)
-            os.close(file)
+                self._waiting.discard(wake)
 
     def _serve(self) -> None:
         while not self._is_closed.is_set():

@@ -6,22 +6,41 @@ Each node tells all of it whenever any of it has changed; what was told before c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
-from resilience.tiered.catalog import LOWER_TIERS, StepAt
+from pydantic import ConfigDict
+
+from resilience.runtime.records import read_record
+from resilience.tiered.catalog import Copy, Number, StepAt
 from resilience.tiered.errors import StaleError, VaultFullError
 from resilience.tiered.memoryd.board import Board
-from resilience.tiered.memoryd.http_spaces import Spaces
+from resilience.tiered.memoryd.http_spaces import Numbers, Spaces
 from resilience.tiered.memoryd.output import complain
-from resilience.tiered.memoryd.peer_wire import read_copies, read_id, read_text, write_copies
+from resilience.tiered.memoryd.peer_wire import check_copies, check_step
 from resilience.tiered.uploads import Sending
 
 NAMESPACES_MAX = 4096
 """Runs of further namespaces are not taken note of, and that is said."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeNotes:
+    """The notes of one node, as they go over the wire."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    runs: Mapping[str, tuple[str | None, tuple[StepAt, ...]]] = field(default_factory=dict)
+    """By namespace: its job, and the step from which the run of each first generation goes on."""
+    sendings: tuple[tuple[str, Sending], ...] = ()
+    used: tuple[str, ...] = ()
+    stored: tuple[tuple[Number, Copy], ...] = ()
+    bad: tuple[tuple[str, str], ...] = ()
+    spaces: Mapping[str, Numbers] = field(default_factory=dict)
+
+
 class BoardNotes:
-    """The notes of one daemon's board; a `peering.Notes`. Any thread."""
+    """The notes of one daemon's board. Any thread."""
 
     def __init__(self, board: Board, spaces: Spaces | None = None) -> None:
         self._board = board
@@ -29,66 +48,50 @@ class BoardNotes:
         self._num_left_out = 0
         """Of so many namespaces it was said that their runs are not taken note of."""
 
-    def tell(self) -> dict[str, Any]:
-        """Return what the others are to know now, as JSON data."""
+    def tell(self) -> NodeNotes:
+        """Return what the others are to know now; equal where nothing has changed."""
         board = self._board
         runs = {
-            name: {"job": job, "runs": sorted(runs.items())}
+            name: (job, tuple(StepAt(step=runs[first], generation=first) for first in sorted(runs)))
             for name, (job, runs) in board.vault.runs().items()
         }
-        sendings = [
-            [name, each.tier, each.at.step, each.at.generation, each.digest]
-            for name, each in board.own_sendings()
-        ]
-        notes: dict[str, Any] = {
-            "runs": runs,
-            "sendings": sendings,
-            "used": board.used(),
-            "stored": [],
-            "numbers": [],
-            "bad": [],
-        }
+        return NodeNotes(
+            runs=runs,
+            sendings=tuple(board.own_sendings()),
+            used=tuple(board.used()),
+            stored=tuple(board.shelf.put_here()) if board.shelf else (),
+            bad=tuple(board.shelf.found_bad()) if board.shelf else (),
+            spaces=self._spaces.tell() if self._spaces else {},
+        )
+
+    def hear(self, node: str, notes: object) -> None:
+        """Take what another node has told last; raises ValueError for what is none."""
+        board, told = self._board, read_record(NodeNotes, notes, "notes")
+        self._hear_runs(told)
+        board.hear_used(node, frozenset(told.used))
+        for name, each in told.sendings:
+            check_step(name, each.at)
+        # No node speaks for another one.
+        board.hear_sendings(node, [(name, replace(of, node=node)) for name, of in told.sendings])
         if board.shelf:
-            stored = board.shelf.put_here()
-            notes["stored"] = write_copies([copy for _, copy in stored])
-            notes["numbers"] = [number for number, _ in stored]
-            notes["bad"] = [list(each) for each in board.shelf.found_bad()]
+            check_copies([copy for _, copy in told.stored])
+            board.shelf.hear(node, told.stored, set(told.bad))
         if self._spaces:
-            notes["spaces"] = self._spaces.tell()
-        return notes
+            self._spaces.hear(told.spaces)
 
-    def hear(self, node: str, notes: Mapping[str, Any]) -> None:
-        """Take what another node has told; ValueError, KeyError or TypeError for what is none."""
-        board = self._board
-        self._hear_runs(notes["runs"])
-        board.hear_used(node, frozenset(map(read_text, notes["used"])))
-        board.hear_sendings(node, [_read_sending(row, node) for row in notes["sendings"]])
-        if board.shelf:
-            board.shelf.hear(
-                node,
-                zip(map(int, notes["numbers"]), read_copies(notes["stored"], node), strict=True),
-                {(read_text(name), read_text(digest)) for name, digest in notes["bad"]},
-            )
-
-        if self._spaces and "spaces" in notes:
-            self._spaces.hear(notes["spaces"])
-
-    def _hear_runs(self, content: Mapping[str, Any]) -> None:
+    def _hear_runs(self, told: NodeNotes) -> None:
         vault = self._board.vault
         known, left_out = set(vault.runs()), []
-        for name, told in content.items():
-            job = None if told["job"] is None else read_text(told["job"])
+        for name, (job, runs) in told.runs.items():
             if vault.job_of(name) not in (None, job):
                 continue
             if name not in known and len(known) >= NAMESPACES_MAX:
                 left_out.append(name)
                 continue
-            for first, step in told["runs"]:
-                shard_id = read_id([name, step, first, ""])
+            for at in runs:
+                check_step(name, at)
                 try:
-                    vault.begin_run(
-                        name, step=shard_id.step, first_generation=shard_id.generation, job=job
-                    )
+                    vault.begin_run(name, step=at.step, first_generation=at.generation, job=job)
                 except StaleError:  # this node knows of a newer one
                     continue
                 except VaultFullError as error:
@@ -100,12 +103,3 @@ class BoardNotes:
                 f"the runs of {len(left_out)} namespaces are not taken note of, {left_out[0]:.80} "
                 f"among them: there are {NAMESPACES_MAX} others"
             )
-
-
-def _read_sending(row: list[Any], node: str) -> tuple[str, Sending]:
-    name, tier, step, generation, digest = row
-    if tier not in LOWER_TIERS:
-        raise ValueError(f"no tier: {tier!r:.40}")
-    shard_id = read_id([name, step, generation, ""])
-    at = StepAt(step=shard_id.step, generation=shard_id.generation)
-    return name, Sending(tier=tier, at=at, digest=read_text(digest), node=node)

@@ -48,8 +48,93 @@ class _Peer:
     """The steps that it has seen complete."""
     dropped: set[ShardId] = field(default_factory=set)
 
+    def enter(self, node: Node, boot: str, session: object) -> None:
+        """Let the newest connection count."""
+        if self.boot != boot:
+            # Another life: what it lacks now was lost, not dropped.
+            self.boot, self.dropped = boot, set()
+            self.copies, self.complete, self.has_inventory = {}, {}, False
+        self.session, self.incoming, self.is_ended = session, {}, False
+        self.node = replace(
+            node,
+            domain=self.node.domain if self.is_domain_known else node.domain or node.name,
+            switch=self.node.switch or node.switch,
+            address=node.address or self.node.address,
+        )
 
-class Directory:
+    def take(self, copies: Sequence[Copy], *, is_first: bool, is_last: bool) -> None:
+        """Take a part of a whole inventory."""
+        if is_first:
+            self.incoming = {}
+        self.incoming.update((each.meta_id, each) for each in copies)
+        _limit(self.incoming)
+        if is_last:
+            if self.has_inventory:
+                gone = self.copies.keys() - self.incoming.keys()
+                self.dropped |= {each for each in gone if not self.copies[each].is_passing}
+            self.copies, self.incoming = self.incoming, {}
+            self.dropped -= self.copies.keys()
+            self.has_inventory = self.was_heard = True
+            self.version += 1
+
+    def change(self, new: Sequence[Copy], gone: Sequence[ShardId]) -> None:
+        """Take what it holds more and less than before."""
+        for each in gone:
+            copy = self.copies.pop(each, None)
+            # What was only passing, it takes again.
+            if copy is None or not copy.is_passing:
+                self.dropped.add(each)
+        for copy in new:
+            self.copies[copy.meta_id] = copy
+            self.dropped.discard(copy.meta_id)
+        _limit(self.copies)
+        _limit(self.dropped)
+        self.version += 1
+
+
+class Changes:
+    """Counts what changes on this node, at others and in who is there, and wakes who waits."""
+
+    def __init__(self) -> None:
+        lock = threading.RLock()
+        self._condition = threading.Condition(lock)
+        self._own_condition = threading.Condition(lock)
+        """For those whom it does not concern what others hold."""
+        self._num_changes = self._num_own = self._num_there = 0
+
+    @property
+    def own_changes(self) -> tuple[int, int]:
+        """Return how often this node has changed, and how often who is there."""
+        return self._num_own, self._num_there
+
+    def wake(self) -> None:
+        """Wake who waits, all of them: something has changed on this node."""
+        with self._condition:
+            self._num_own += 1
+            self._num_changes += 1
+            self._own_condition.notify_all()
+            self._condition.notify_all()
+
+    def stir(self) -> None:
+        """Wake who waits for others: a link has told what it had to, or cannot."""
+        with self._condition:
+            self._num_changes += 1
+            self._condition.notify_all()
+
+    def wait(self, seen: int, timeout_s: float) -> int:
+        """Block until there are other than `seen` changes, or the time is over; says how many."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._num_changes != seen, timeout_s)
+            return self._num_changes
+
+    def wait_own(self, seen: tuple[int, int], timeout_s: float) -> tuple[int, int]:
+        """Wait as `wait` does, but not for what others hold; returns `own_changes`."""
+        with self._condition:
+            self._own_condition.wait_for(lambda: self.own_changes != seen, timeout_s)
+            return self.own_changes
+
+
+class Directory(Changes):
     """All other nodes, whose silence for `gone_s` means that they are gone. Thread-safe.
 
     A node that was never heard of is awaited for as long, from the start on. `on_change`
@@ -67,35 +152,16 @@ class Directory:
         self._gone_s = gone_s
         self._clock = clock
         self._on_change = on_change
-        lock = threading.RLock()
-        self._condition = threading.Condition(lock)
-        self._own_condition = threading.Condition(lock)
-        """For those whom it does not concern what others hold."""
-        self._num_changes = 0
-        self._num_own = 0
-        self._num_there = 0
+        super().__init__()
         self._is_closed = False
         self._start_s = clock()
         self._was_there: tuple[tuple[bool, bool, Node], ...] = ()
-        self._peers = {
-            each.name: _Peer(
-                node=each if each.domain else replace(each, domain=each.name),
-                is_domain_known=bool(each.domain),
-            )
-            for each in peers
-        }
+        self._peers = {each.name: _make_peer(each, None) for each in peers}
 
     def add(self, node: Node) -> None:
         """Take note of a node that nobody told of at the start, once; it is awaited from now on."""
         with self._condition:
-            self._peers.setdefault(
-                node.name,
-                _Peer(
-                    node=replace(node, domain=node.domain or node.name),
-                    is_domain_known=bool(node.domain),
-                    heard_s=self._clock(),
-                ),
-            )
+            self._peers.setdefault(node.name, _make_peer(node, self._clock()))
         self.notify()
 
     def find(self, name: str) -> Node | None:
@@ -103,28 +169,18 @@ class Directory:
         peer = self._peers.get(name)
         return peer.node if peer else None
 
-    def enter(
-        self, name: str, boot: str, session: object, *, domain: str, switch: str, address: str = ""
-    ) -> None:
+    def enter(self, node: Node, boot: str, session: object) -> None:
         """Let a node's newest connection count; raises RefusedError for an unknown name.
 
-        With an `address` it listens there now, wherever it did before.
+        With an address it listens there now, wherever it did before.
         """
         with self._condition:
-            peer = self._peers.get(name)
+            peer = self._peers.get(node.name)
             if peer is None:
-                raise RefusedError(f"node {name!r:.80} is none of the peers that are known here")
-            if peer.boot != boot:
-                # Another life: what it lacks now was lost, not dropped.
-                peer.boot, peer.dropped = boot, set()
-                peer.copies, peer.complete, peer.has_inventory = {}, {}, False
-            peer.session, peer.incoming, peer.is_ended = session, {}, False
-            if not peer.is_domain_known:
-                peer.node = replace(peer.node, domain=domain or name)
-            if not peer.node.switch:
-                peer.node = replace(peer.node, switch=switch)
-            if address:
-                peer.node = replace(peer.node, address=address)
+                raise RefusedError(
+                    f"node {node.name!r:.80} is none of the peers that are known here"
+                )
+            peer.enter(node, boot, session)
             peer.heard_s = self._clock()
         self.notify()
 
@@ -170,19 +226,7 @@ class Directory:
     ) -> None:
         """Take a part of a whole inventory; it counts when the last part is there."""
         with self._condition:
-            peer = self._own(name, session)
-            if is_first:
-                peer.incoming = {}
-            peer.incoming.update((each.meta_id, each) for each in copies)
-            _limit(peer.incoming)
-            if is_last:
-                if peer.has_inventory:
-                    gone = peer.copies.keys() - peer.incoming.keys()
-                    peer.dropped |= {each for each in gone if not peer.copies[each].is_passing}
-                peer.copies, peer.incoming = peer.incoming, {}
-                peer.dropped -= peer.copies.keys()
-                peer.has_inventory = peer.was_heard = True
-                peer.version += 1
+            self._own(name, session).take(copies, is_first=is_first, is_last=is_last)
         self.notify()
 
     def change(
@@ -190,18 +234,7 @@ class Directory:
     ) -> None:
         """Take what a node holds more and less than before."""
         with self._condition:
-            peer = self._own(name, session)
-            for each in gone:
-                copy = peer.copies.pop(each, None)
-                # What was only passing, it takes again.
-                if copy is None or not copy.is_passing:
-                    peer.dropped.add(each)
-            for copy in new:
-                peer.copies[copy.meta_id] = copy
-                peer.dropped.discard(copy.meta_id)
-            _limit(peer.copies)
-            _limit(peer.dropped)
-            peer.version += 1
+            self._own(name, session).change(new, gone)
         self._tell_held()
 
     def lose(self, name: str, lost: Sequence[ShardId]) -> None:
@@ -243,11 +276,6 @@ class Directory:
             for peer in self._peers.values():
                 if peer.dropped:
                     peer.dropped &= set(held)
-
-    @property
-    def own_changes(self) -> tuple[int, int]:
-        """Return how often this node has changed, and how often who is there."""
-        return self._num_own, self._num_there
 
     def version(self, name: str) -> int:
         """Return a number that grows with each change of what a node holds."""
@@ -333,38 +361,12 @@ class Directory:
         self.stir()
         self._on_change()
 
-    def wake(self) -> None:
-        """Wake who waits, all of them: something has changed on this node."""
-        with self._condition:
-            self._num_own += 1
-            self._num_changes += 1
-            self._own_condition.notify_all()
-            self._condition.notify_all()
-
-    def stir(self) -> None:
-        """Wake who waits for others: a link has told what it had to, or cannot."""
-        with self._condition:
-            self._num_changes += 1
-            self._condition.notify_all()
-
     def look(self) -> None:
         """Notify if time alone has changed who is there."""
         with self._condition:
             is_same = self._there() == self._was_there
         if not is_same:
             self.notify()
-
-    def wait(self, seen: int, timeout_s: float) -> int:
-        """Block until there are other than `seen` changes, or the time is over; says how many."""
-        with self._condition:
-            self._condition.wait_for(lambda: self._num_changes != seen, timeout_s)
-            return self._num_changes
-
-    def wait_own(self, seen: tuple[int, int], timeout_s: float) -> tuple[int, int]:
-        """Wait as `wait` does, but not for what others hold; returns `own_changes`."""
-        with self._condition:
-            self._own_condition.wait_for(lambda: self.own_changes != seen, timeout_s)
-            return self.own_changes
 
     def wait_known(self, timeout_s: float | None = None) -> bool:
         """Block until each node that is awaited has said what it holds; for `gone_s` at most.
@@ -420,6 +422,11 @@ class Directory:
 
     def _is_living(self, peer: _Peer) -> bool:
         return peer.has_inventory and not peer.is_ended and self._is_heard(peer)
+
+
+def _make_peer(node: Node, heard_s: float | None) -> _Peer:
+    named = replace(node, domain=node.domain or node.name)
+    return _Peer(node=named, is_domain_known=bool(node.domain), heard_s=heard_s)
 
 
 def _of_jobs(peer: _Peer, jobs: Mapping[str, str]) -> Iterator[Copy]:

@@ -7,22 +7,23 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from resilience.arguments import NO_NAME, parse_endpoint
-from resilience.runtime.door import DAEMONS, NAME_BYTES, NONCE_BYTES, Door
-from resilience.runtime.tls import shake_hands
+from resilience.runtime.door import DAEMONS, NAME_BYTES
+from resilience.runtime.server import Credentials
 from resilience.tiered.catalog import Copy, StepAt
 from resilience.tiered.errors import RefusedError
 from resilience.tiered.memoryd.http_spaces import PREFIX as HTTP_PREFIX
+from resilience.tiered.memoryd.notes import BoardNotes, NodeNotes
 from resilience.tiered.memoryd.peer_directory import Directory
 from resilience.tiered.memoryd.peer_options import PeerSettings
 from resilience.tiered.memoryd.peer_origins import Origins
 from resilience.tiered.memoryd.peer_targets import Targets
-from resilience.tiered.memoryd.peer_wire import VERSION, PeerSocket, write_complete
-from resilience.tiered.memoryd.peering import Notes, copy_in_memory
+from resilience.tiered.memoryd.peer_wire import VERSION, PeerSocket, choose_complete
+from resilience.tiered.memoryd.peering import copy_in_memory
 from resilience.tiered.placement import Node
 from resilience.tiered.shard import ShardId
 from resilience.tiered.vault import Vault, Writing
@@ -46,11 +47,11 @@ class OwnState:
     until_s: float
     """When it is made anew, whatever has changed."""
     num_notes: int
-    notes: Mapping[str, Any]
+    notes: NodeNotes | None
     copies: Mapping[ShardId, Copy]
     jobs: Mapping[str, str]
-    complete: list[list[Any]]
-    """The steps that were complete here, as `write_complete` returns them."""
+    complete: Mapping[str, Sequence[StepAt]]
+    """The steps that were complete here, as `choose_complete` returns them."""
 
 
 class Begin(Protocol):
@@ -78,7 +79,7 @@ class PeerHouse:
     on_stranger: Callable[[Node], None] = lambda node: None
     """Called with a node that has the token, says where it listens, and was not known before."""
     complete: Complete = dict
-    notes: Notes | None = None
+    notes: BoardNotes | None = None
     num_notes: int = 0
     """How often the notes may have changed."""
     num_told: dict[str, int] = field(default_factory=dict)
@@ -90,11 +91,18 @@ class PeerHouse:
     nameless: dict[str, float] = field(default_factory=dict)
     """Addresses whose names did not resolve at the last try, and since when."""
     targets: Targets = field(init=False)
+    credentials: Credentials = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _state: OwnState | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.targets = Targets(self.directory, self.settings)
+        self.credentials = Credentials(
+            kind=DAEMONS,
+            token=self.settings.token,
+            tls=self.settings.tls,
+            name=self.boot.encode(),
+        )
 
     def own_state(self) -> OwnState:
         """Return what the others are to know; made once for all links after each change."""
@@ -108,7 +116,7 @@ class PeerHouse:
     def _make_state(self, before: OwnState | None, num_own: int) -> OwnState:
         # What is no other than before is the same object, so that links see it at once.
         num_notes = self.num_notes
-        notes: Mapping[str, Any] = self.notes.tell() if self.notes else {}
+        notes = self.notes.tell() if self.notes else None
         known = before.copies if before else {}
         copies = {
             name: old if (old := known.get(name)) == each else each
@@ -123,7 +131,7 @@ class PeerHouse:
             notes=before.notes if before and before.notes == notes else notes,
             copies=copies,
             jobs=self.jobs(),
-            complete=write_complete(self.complete()),
+            complete=choose_complete(self.complete()),
         )
 
     def note_taken(self, peer: str, shard_id: ShardId) -> None:
@@ -168,58 +176,32 @@ class PeerHouse:
             and self.origins.of(shard_id) is None
         )
 
-    def make_door(self, *, connects: bool) -> Door:
-        """Return the door of one connection with another daemon."""
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        name = self.boot.encode()
-        return Door(DAEMONS, self.settings.token, name=name, nonce=nonce, connects=connects)
-
     def dial(self, node: Node, *, is_link: bool) -> PeerSocket:
         """Connect to a node and say hello; raises OSError, ValueError or a TieredError."""
         try:
-            connection: socket.socket = socket.create_connection(
-                parse_endpoint(node.address), timeout=CONNECT_TIMEOUT_S
+            passage = self.credentials.lead(
+                socket.create_connection(parse_endpoint(node.address), CONNECT_TIMEOUT_S),
+                connects=True,
             )
         except socket.gaierror as error:
             self.nameless.setdefault(node.address, time.monotonic())
             raise OSError(f"{node.address}: {NO_NAME}: {error.strerror}") from error
         self.nameless.pop(node.address, None)
         try:
-            if tls := self.settings.tls:
-                connection = wrapped = tls.wrap(connection, connects=True)
-                shake_hands(wrapped, DAEMONS)
-            pass_door(connection, self.make_door(connects=True))
+            connection = passage.go_through(HELLO_TIMEOUT_S)
             peer = PeerSocket(connection, stall_s=self.settings.gone_s)
-            own = self.settings.own
             hello = {
                 "op": "hello",
                 "version": VERSION,
-                "node": own.name,
-                "domain": own.domain,
-                "switch": own.switch,
-                "address": own.address,
+                "node": self.settings.own,
                 "boot": self.boot,
                 "is_link": is_link,
             }
             _check_name(node, peer.ask(hello, timeout_s=HELLO_TIMEOUT_S).get("node"))
         except BaseException:
-            connection.close()
+            passage.socket.close()
             raise
         return peer
-
-
-def pass_door(connection: socket.socket, door: Door) -> None:
-    """Prove the token to the other end, and have it prove it first; DoorError, OSError."""
-    end_s, said = time.monotonic() + HELLO_TIMEOUT_S, door.opening
-    while True:
-        connection.sendall(said)
-        if door.is_passed:
-            return
-        connection.settimeout(max(0.001, end_s - time.monotonic()))
-        data = connection.recv(door.num_wanted)
-        if not data:
-            raise ConnectionError("the other side has ended the connection")
-        said = door.feed(data)
 
 
 def _check_name(node: Node, name: object) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from resilience.runtime.tls import explain_tls
-from resilience.tiered.catalog import Copy
+from resilience.tiered.catalog import Copy, StepAt
 from resilience.tiered.errors import HeldError, RefusedError, StaleError, TieredError
 from resilience.tiered.frames import raise_error
+from resilience.tiered.memoryd.notes import NodeNotes
 from resilience.tiered.memoryd.output import complain
 from resilience.tiered.memoryd.peer_house import OwnState, PeerHouse
 from resilience.tiered.memoryd.peer_plan import Held, StepKey, choose_next, plan_pushes, step_key
@@ -23,8 +23,6 @@ from resilience.tiered.memoryd.peer_wire import (
     memory_timeout_s,
     send_shard,
     step_back,
-    write_copies,
-    write_id,
 )
 from resilience.tiered.shard import ShardId
 from resilience.tiered.vault import show
@@ -158,8 +156,8 @@ class Talk:
         self._say = say
         self._told: Mapping[ShardId, Copy] = {}
         self._told_state: OwnState | None = None
-        self._told_complete: list[list[Any]] = []
-        self._told_notes: Mapping[str, Any] = {}
+        self._told_complete: Mapping[str, Sequence[StepAt]] = {}
+        self._told_notes: NodeNotes | None = None
         self._current: StepKey | None = None
         self._served: dict[str, int] = {}
         self._num_sent = 0
@@ -238,7 +236,7 @@ class Talk:
                         "op": "inventory",
                         "is_first": number == 0,
                         "is_last": number >= len(parts) - 1,
-                        "lost": [write_id(each) for each in self._house.vault.lost()],
+                        "lost": self._house.vault.lost(),
                     },
                 )
             self._is_known_there = True
@@ -246,9 +244,8 @@ class Talk:
             for part in parts:
                 self._tell_part(state, part, {"op": "changes", "gone": []})
             for begin in range(0, len(gone), ROWS_MAX):
-                rows = [write_id(each) for each in gone[begin : begin + ROWS_MAX]]
                 # What went because it was damaged is wanted again.
-                lost = [write_id(each) for each in self._house.vault.lost()]
+                lost, rows = self._house.vault.lost(), gone[begin : begin + ROWS_MAX]
                 self._tell_part(state, [], {"op": "changes", "gone": rows, "lost": lost})
         self._told = copies
 
@@ -262,7 +259,7 @@ class Talk:
     def _tell_part(self, state: OwnState, part: list[Copy], message: Mapping[str, object]) -> None:
         names = {each.meta_id.namespace for each in part}
         jobs = {name: job for name, job in state.jobs.items() if name in names}
-        self._ask({**message, "copies": write_copies(part), "jobs": jobs})
+        self._ask({**message, "copies": part, "jobs": jobs})
 
     def _waiting(self) -> list[Held]:
         """Return what is to be sent and may be offered now, to a node that is chosen."""

@@ -5,13 +5,12 @@ A node copies what was written to it, and leaves to others what was written to t
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Collection
 from pathlib import Path
 
+from resilience.runtime.records import from_json, read_record, to_json
 from resilience.tiered.errors import VaultFullError
-from resilience.tiered.memoryd.peer_wire import read_id, write_id
 from resilience.tiered.shard import ShardId
 
 _FILE = "copies.json"
@@ -43,18 +42,17 @@ class Origins:
             }
             kept.pop(shard_id, None)
             self._nodes = {**kept, shard_id: node}
-            rows = [[write_id(each), name] for each, name in self._nodes.items()]
             new = self._path.with_suffix(".json.new")
             try:
                 new.touch(mode=0o600)
-                new.write_text(json.dumps(rows, separators=(",", ":")))
+                new.write_bytes(to_json(list(self._nodes.items())))
                 new.replace(self._path)
             except OSError as error:
                 raise VaultFullError(f"no room for the list of copies: {error}") from error
 
     def _read(self) -> dict[ShardId, str]:
         try:
-            rows = json.loads(self._path.read_bytes())
-            return {read_id(row): str(name) for row, name in rows}
-        except (OSError, ValueError, TypeError, RecursionError):
+            rows = from_json(self._path.read_bytes())
+            return dict(read_record(list[tuple[ShardId, str]], rows, "list of copies"))
+        except (OSError, ValueError):
             return {}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
+from resilience.runtime.records import read_record
 from resilience.tiered.errors import RefusedError, TieredError
-from resilience.tiered.frames import FRAME_BYTES_MAX, describe_error
+from resilience.tiered.frames import FRAME_BYTES_MAX, describe_error, find_answer
 from resilience.tiered.memoryd.http_spaces import PREFIX as HTTP_PREFIX
 from resilience.tiered.memoryd.listener import Listener
 from resilience.tiered.memoryd.output import complain
@@ -17,16 +18,14 @@ from resilience.tiered.memoryd.peer_wire import (
     REPLY_TIMEOUT_S,
     VERSION,
     PeerSocket,
+    check_address,
     check_id,
     describe_shard,
-    read_address,
     read_complete,
     read_copies,
     read_id,
     read_ids,
-    read_jobs,
     read_shard,
-    read_text,
     receive_shard,
     step_back,
 )
@@ -51,17 +50,6 @@ class PeerSession:
         self._peer = ""
         self._is_link = False
         self._is_over = False
-        self._answers: dict[str, Callable[[Mapping[str, Any]], dict[str, Any] | None]] = {
-            "ping": self._ping,
-            "inventory": self._inventory,
-            "changes": self._changes,
-            "notes": self._notes,
-            "push": self._push,
-            "fetch": self._fetch,
-            "check": self._check,
-            "drop": self._drop,
-            "bye": self._bye,
-        }
 
     def serve(self) -> None:
         """Answer until the connection ends."""
@@ -94,18 +82,15 @@ class PeerSession:
             raise RefusedError("the first request has to be hello")
         if message.get("version") != VERSION:
             raise RefusedError(f"version {message.get('version')!r:.40}, where {VERSION} is spoken")
-        name, boot = read_text(message.get("node")), read_text(message.get("boot"))
-        domain = read_text(message.get("domain", ""))
-        switch = read_text(message.get("switch", ""))
-        address = read_address(message.get("address", ""))
+        node = read_record(Node, message.get("node"), "node")
+        name, boot = node.name, read_record(str, message.get("boot"), "boot")
+        check_address(node.address)
         if self._house.directory.find(name) is None:
-            if not address or name == settings.own.name:
+            if not node.address or name == settings.own.name:
                 raise RefusedError(f"node {name!r:.80} is none of the peers that are known here")
-            self._house.on_stranger(Node(name=name, domain=domain, switch=switch, address=address))
+            self._house.on_stranger(node)
         if message.get("is_link"):
-            self._house.directory.enter(
-                name, boot, self, domain=domain, switch=switch, address=address
-            )
+            self._house.directory.enter(node, boot, self)
             self._is_link = True
             step_back()
             self._house.on_peer(name)
@@ -121,26 +106,22 @@ class PeerSession:
             raise ConnectionError(str(error)) from error
         self._house.directory.hear(self._peer)
         try:
-            op = frame.message.get("op")
-            answer = self._answers.get(op) if isinstance(op, str) else None
-            if answer is None:
-                raise ValueError(f"no request: op {op!r:.40}")  # noqa: TRY301
-            reply = answer(frame.message)
+            reply = find_answer(self, frame.message)(frame.message)
         except (TieredError, KeyError, ValueError) as error:
             reply = describe_error(error)
         if reply is not None:
             self._connection.send(reply, timeout_s=REPLY_TIMEOUT_S)
 
-    def _ping(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _do_ping(self, message: Mapping[str, Any]) -> dict[str, Any]:
         del message
         if self._is_link:
             self._house.directory.check_session(self._peer)
         return {}
 
-    def _inventory(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _do_inventory(self, message: Mapping[str, Any]) -> dict[str, Any]:
         copies = read_copies(message.get("copies"), self._peer)
         directory = self._house.directory
-        directory.note_jobs(self._peer, read_jobs(message.get("jobs")))
+        directory.note_jobs(self._peer, read_record(dict[str, str], message.get("jobs"), "jobs"))
         directory.take(
             self._peer,
             self,
@@ -151,18 +132,18 @@ class PeerSession:
         directory.lose(self._peer, read_ids(message.get("lost", [])))
         return {}
 
-    def _changes(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _do_changes(self, message: Mapping[str, Any]) -> dict[str, Any]:
         copies = read_copies(message.get("copies"), self._peer)
         gone = read_ids(message.get("gone"))
         directory = self._house.directory
-        directory.note_jobs(self._peer, read_jobs(message.get("jobs")))
+        directory.note_jobs(self._peer, read_record(dict[str, str], message.get("jobs"), "jobs"))
         if "complete" in message:
             directory.note_complete(self._peer, self, read_complete(message["complete"]))
         directory.change(self._peer, self, copies, gone)
         directory.lose(self._peer, read_ids(message.get("lost", [])))
         return {}
 
-    def _check(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _do_check(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Hash a shard again that somebody has got damaged; it may have been the way."""
         shard_id = read_id(message.get("shard"))
         is_intact = self._house.vault.check(shard_id)
@@ -170,35 +151,34 @@ class PeerSession:
             complain(f"{show(shard_id)} is damaged here and was dropped")
         return {"is_intact": is_intact}
 
-    def _drop(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _do_drop(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Drop a shard of the HTTP door that a client has deleted."""
         shard_id = read_id(message.get("shard"))
         if not shard_id.namespace.startswith(HTTP_PREFIX):
             raise ValueError("only the HTTP door deletes shards")
         return {"is_dropped": self._house.vault.drop(shard_id)}
 
-    def _notes(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        notes, known = message.get("notes"), self._house.notes
-        if not self._is_link or not isinstance(notes, dict):
-            raise ValueError(f"no notes: {notes!r:.40}")
-        if known:
-            try:
-                known.hear(self._peer, notes)
-            except (TypeError, AttributeError, OverflowError) as error:
-                raise ValueError(f"no notes: {error}") from error
+    def _do_notes(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        if not self._is_link:
+            raise ValueError("only a link may send notes")
+        if known := self._house.notes:
+            known.hear(self._peer, message.get("notes"))
         return {}
 
-    def _bye(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _do_bye(self, message: Mapping[str, Any]) -> dict[str, Any]:
         del message
         self._is_over = True
         return {}
 
-    def _push(self, message: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _do_push(self, message: Mapping[str, Any]) -> dict[str, Any] | None:
         """Take a shard; None where it did not come intact, which is said already."""
         if not self._is_link:
             raise ValueError("only a link may push")
         house = self._house
-        meta, origin = read_shard(message.get("shard")), read_text(message.get("origin"))
+        meta, origin = (
+            read_shard(message.get("shard")),
+            read_record(str, message.get("origin"), "origin"),
+        )
         check_id(meta.id)
         with ExitStack() as stack:
             self._claim(stack, meta, message.get("job"))
@@ -263,7 +243,7 @@ class PeerSession:
     def _hear(self) -> None:
         self._house.directory.hear(self._peer)
 
-    def _fetch(self, message: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _do_fetch(self, message: Mapping[str, Any]) -> dict[str, Any] | None:
         """Send a shard; the connection ends where the other side does not want the rest."""
         shard_id = read_id(message.get("shard"))
         own, job = self._house.vault.job_of(shard_id.namespace), message.get("job")

@@ -23,7 +23,6 @@ import argparse
 import os
 import socket
 import ssl
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,14 +34,15 @@ from typing import Any
 import xxhash
 
 from resilience.arguments import parse_endpoint
-from resilience.tiered.catalog import Copy, StepAt
-from resilience.tiered.frames import FrameSocket, raise_error
+from resilience.runtime.records import read_record
+from resilience.tiered.catalog import Copy, Number, StepAt
+from resilience.tiered.frames import FrameSocket, limit_wait, raise_error
 from resilience.tiered.memoryd.http_spaces import PREFIX as HTTP_PREFIX
 from resilience.tiered.paths import step_key
 from resilience.tiered.shard import ShardId, ShardMeta, decode_meta, encode_meta, piece_bounds
 from resilience.tiered.vault import Reading
 
-VERSION = 2
+VERSION = 3
 REPLY_TIMEOUT_S = 20.0
 """How long an answer may take that needs no memory to be made."""
 TRIES = 2
@@ -50,10 +50,6 @@ TRIES = 2
 
 ROWS_MAX = 4096
 """How many copies one frame names."""
-_COPY_FIELDS = 9
-_ID_FIELDS = 4
-_STEP_FIELDS = 3
-_NUMBER_MAX = (1 << 63) - 1
 
 _BLOCK_BYTES = 512 << 10
 """Sent at once; received, then hashed; divides a piece."""
@@ -78,9 +74,8 @@ class PeerSocket(FrameSocket):
         super().__init__(connection)
         self._stall_s = stall_s
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        seconds, rest = divmod(int(stall_s * 1e6), 1_000_000)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", seconds, rest))
+            limit_wait(connection, option, stall_s)
         self._is_plain = not isinstance(connection, ssl.SSLSocket)
 
     def ask(
@@ -212,11 +207,9 @@ def memory_timeout_s(num_bytes: int) -> float:
 
 def _read_pieces(reply: Mapping[str, Any], num_pieces: int) -> list[int]:
     raise_error(reply)
-    pieces = reply.get("bad")
-    if not isinstance(pieces, list) or not all(
-        isinstance(each, int) and 0 <= each < num_pieces for each in pieces
-    ):
-        raise ValueError(f"no list of pieces: {pieces!r:.40}")
+    pieces = read_record(list[Number], reply.get("bad"), "list of pieces")
+    if max(pieces, default=0) >= num_pieces:
+        raise ValueError(f"no list of pieces: {max(pieces)} of {num_pieces}")
     return pieces
 
 
@@ -225,61 +218,28 @@ def _check(deadline_s: float) -> None:
         raise TimeoutError("the other side was too slow")
 
 
-def write_copies(copies: Sequence[Copy]) -> list[list[Any]]:
-    """Return copies for a frame; where they are goes without saying."""
-    return [
-        [
-            *write_id(each.meta_id),
-            each.num_shards,
-            each.digest,
-            each.num_bytes,
-            int(each.is_passing),
-            int(each.is_metadata),
-        ]
-        for each in copies
-    ]
-
-
 def read_copies(rows: object, place: str) -> list[Copy]:
-    """Read them back; raises ValueError for anything else."""
-    return [
-        Copy(
-            meta_id=read_id(row[:_ID_FIELDS]),
-            num_shards=_whole(row[4]),
-            digest=read_text(row[5]),
-            num_bytes=_whole(row[6]),
-            place=place,
-            tier="ram",
-            is_passing=bool(_whole(row[7])),
-            is_metadata=bool(_whole(row[8])),
-        )
-        for row in _rows(rows, _COPY_FIELDS)
-    ]
+    """Read what a node says that it holds; raises ValueError for anything else."""
+    copies = read_record(list[Copy], rows, "list of shards")
+    check_copies(copies)
+    # No node speaks for another one.
+    return [replace(each, place=place, tier="ram") for each in copies]
 
 
-def write_id(shard_id: ShardId) -> list[Any]:
-    """Return a shard's name for a frame."""
-    return [shard_id.namespace, shard_id.step, shard_id.generation, shard_id.shard]
-
-
-def read_ids(rows: object) -> list[ShardId]:
-    """Read names of shards; raises ValueError for anything else."""
-    return [read_id(row) for row in _rows(rows, _ID_FIELDS)]
+def check_copies(copies: Sequence[Copy]) -> None:
+    """Raise ValueError where a shard has a name that no door can have made."""
+    for each in copies:
+        check_id(each.meta_id)
 
 
 def read_id(row: object) -> ShardId:
     """Read a shard's name; raises ValueError for what is none."""
-    [[namespace, step, generation, shard]] = _rows([row], _ID_FIELDS)
-    if not isinstance(generation, int) or isinstance(generation, bool):
-        raise ValueError(f"generation {generation!r:.40} is no integer")  # noqa: TRY004
-    return check_id(
-        ShardId(
-            namespace=read_text(namespace),
-            step=_whole(step),
-            generation=generation,
-            shard=read_text(shard),
-        )
-    )
+    return check_id(read_record(ShardId, row, "name of a shard"))
+
+
+def read_ids(rows: object) -> list[ShardId]:
+    """Read names of shards; raises ValueError for anything else."""
+    return list(map(check_id, read_record(list[ShardId], rows, "list of shards")))
 
 
 def check_id(shard_id: ShardId) -> ShardId:
@@ -289,61 +249,30 @@ def check_id(shard_id: ShardId) -> ShardId:
     return shard_id
 
 
-def write_complete(complete: Mapping[str, frozenset[StepAt]]) -> list[list[Any]]:
+def check_step(namespace: str, at: StepAt) -> None:
+    """Raise ValueError where no door can have made a step of these names."""
+    check_id(ShardId(namespace=namespace, step=at.step, generation=at.generation, shard=""))
+
+
+def choose_complete(complete: Mapping[str, frozenset[StepAt]]) -> dict[str, list[StepAt]]:
     """Return steps for a frame, the newest of each namespace."""
     each_max = ROWS_MAX // max(1, len(complete))
-    return [
-        [name, at.step, at.generation]
-        for name, steps in complete.items()
-        for at in nlargest(each_max, steps)
-    ]
+    return {name: nlargest(each_max, steps) for name, steps in complete.items()}
 
 
 def read_complete(rows: object) -> dict[str, frozenset[StepAt]]:
     """Read them back; raises ValueError for anything else."""
-    found: dict[str, set[StepAt]] = {}
-    for namespace, step, generation in _rows(rows, _STEP_FIELDS):
-        name = read_id([namespace, step, generation, ""])
-        found.setdefault(name.namespace, set()).add(
-            StepAt(step=name.step, generation=name.generation)
-        )
-    return {name: frozenset(steps) for name, steps in found.items()}
+    found = read_record(dict[str, frozenset[StepAt]], rows, "list of steps")
+    for name, steps in found.items():
+        for each in steps:
+            check_step(name, each)
+    return found
 
 
-def read_jobs(value: object) -> Mapping[str, str]:
-    """Read whose namespaces are; raises ValueError for anything else."""
-    if not isinstance(value, dict):
-        raise ValueError(f"no jobs: {value!r:.40}")  # noqa: TRY004 - a wrong value
-    return {name: read_text(job) for name, job in value.items()}
-
-
-def read_text(value: object) -> str:
-    """Return what has to be text; raises ValueError for anything else."""
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r:.40} is no text")  # noqa: TRY004 - a wrong value
-    return value
-
-
-def read_address(value: object) -> str:
-    """Return where a node says that it listens, empty where it does not; raises ValueError."""
-    text = read_text(value)
+def check_address(text: str) -> None:
+    """Raise ValueError unless a text says where a node listens, or is empty."""
     try:
         if text:
             parse_endpoint(text)
     except argparse.ArgumentTypeError as error:
         raise ValueError(str(error)) from error
-    return text
-
-
-def _rows(rows: object, num_fields: int) -> list[list[Any]]:
-    if not isinstance(rows, list) or not all(
-        isinstance(row, list) and len(row) == num_fields for row in rows
-    ):
-        raise ValueError(f"no list of shards: {rows!r:.40}")
-    return rows
-
-
-def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _NUMBER_MAX:
-        raise ValueError(f"{value!r:.40} is no whole number")
-    return value

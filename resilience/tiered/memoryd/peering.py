@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
 
 from resilience.tiered.catalog import Copy, StepAt
 from resilience.tiered.errors import LostError
@@ -15,28 +14,24 @@ OnPiece = Callable[[ShardMeta, int], None]
 """Told of each piece that has arrived: the shard's meta and the number of the piece."""
 
 
-class Notes(Protocol):
-    """What nodes tell each other beside what they hold. Any thread."""
+class Peers:
+    """The daemons of the other nodes; as it stands, those of a node that is alone. Any thread."""
 
-    def tell(self) -> Mapping[str, Any]:
-        """Return what other nodes are to know, as JSON data; equal where nothing has changed."""
+    is_alone = True
+    """No other node ever comes."""
 
-    def hear(self, node: str, notes: Mapping[str, Any]) -> None:
-        """Take what another node has told last; raises ValueError for what is none."""
-
-
-class Peers(Protocol):
-    """The daemons of the other nodes. Any thread."""
-
-    on_change: Callable[[], None]
-    """Called when `copies` or `living` would answer something else, by any thread and with no
-    lock held; it neither blocks nor raises. Set once, before the start; does nothing before."""
+    def __init__(self) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when `copies` or `living` would answer something else, by any thread and with no
+        lock held; it neither blocks nor raises. Set once, before the start."""
 
     def copies(self) -> Sequence[Copy]:
         """Return what other living nodes have in memory, as they last said. Never blocks."""
+        return ()
 
     def living(self) -> Mapping[str, str]:
         """Return the failure domain of each other node that is there. Never blocks."""
+        return {}
 
     def wait_known(self, timeout_s: float | None = None) -> bool:
         """Block until each node that may be there has said what it holds, or counts as gone.
@@ -46,21 +41,26 @@ class Peers(Protocol):
         A daemon that has just begun knows of nobody yet; who asks it then would take an
         older step, or ask the store for what a peer has in memory.
         """
+        return True
 
     def unheard(self) -> Sequence[str]:
         """Return who never said what it holds since this daemon began. Never blocks.
 
         It may hold anything. Who was heard and is silent now is another matter.
         """
+        return ()
 
     def nameless(self) -> Sequence[str]:
         """Return the addresses whose names do not resolve for NAMELESS_S. Never blocks."""
+        return ()
 
     def missing(self) -> Sequence[str]:
         """Return who is not there now, or has not said yet what it holds. Never blocks."""
+        return ()
 
     def complete(self) -> Mapping[str, frozenset[StepAt]]:
         """Return by namespace the steps that other nodes have seen complete. Never blocks."""
+        return {}
 
     def wake(self) -> None:
         """Let the others know soon what the notes say now. Never blocks."""
@@ -77,6 +77,7 @@ class Peers(Protocol):
         silent, KeyError where it has the shard no longer, and other TieredErrors that it
         answers. Nothing is written to `into` once this has returned or raised.
         """
+        raise LostError(f"node {copy.place} is not known here")
 
     def doubt(self, copy: Copy) -> None:
         """Let the node that has a copy look whether it is intact, and drop it if it is not.
@@ -92,6 +93,7 @@ class Peers(Protocol):
 
         Says whether they have. Those that this node cannot connect to are left out.
         """
+        return True
 
 
 def copy_in_memory(holding: Holding, node: str, *, is_passing: bool) -> Copy:
@@ -107,55 +109,3 @@ def copy_in_memory(holding: Holding, node: str, *, is_passing: bool) -> Copy:
         is_passing=is_passing,
         is_metadata=bool(meta.rest.get(METADATA)),
     )
-
-
-class NoPeers:
-    """The peers of a node that is alone."""
-
-    def wake(self) -> None:
-        """Return: there is nobody."""
-
-    def doubt(self, copy: Copy) -> None:
-        """Return: there is nobody."""
-
-    def drop(self, shard_ids: Sequence[ShardId]) -> None:
-        """Return: there is nobody."""
-
-    def wait_told(self, timeout_s: float) -> bool:
-        """Return: there is nobody."""
-        return True
-
-    def __init__(self) -> None:
-        self.on_change: Callable[[], None] = lambda: None
-
-    def copies(self) -> Sequence[Copy]:
-        """Return nothing."""
-        return ()
-
-    def living(self) -> Mapping[str, str]:
-        """Return nothing."""
-        return {}
-
-    def nameless(self) -> Sequence[str]:
-        """Return nothing."""
-        return ()
-
-    def wait_known(self, timeout_s: float | None = None) -> bool:
-        """Return: there is nobody."""
-        return True
-
-    def unheard(self) -> Sequence[str]:
-        """Return nobody."""
-        return ()
-
-    def missing(self) -> Sequence[str]:
-        """Return nobody."""
-        return ()
-
-    def complete(self) -> Mapping[str, frozenset[StepAt]]:
-        """Return nothing."""
-        return {}
-
-    def fetch(self, copy: Copy, into: memoryview, on_piece: OnPiece) -> ShardMeta:
-        """Raise LostError: there is nobody."""
-        raise LostError(f"node {copy.place} is not known here")

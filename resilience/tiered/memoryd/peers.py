@@ -11,9 +11,8 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from resilience.arguments import NAMELESS_S, is_loopback
@@ -22,14 +21,15 @@ from resilience.tiered.catalog import Copy, StepAt
 from resilience.tiered.errors import LostError, RefusedError, TieredError
 from resilience.tiered.frames import raise_error
 from resilience.tiered.memoryd.listener import Listener, listen_at
+from resilience.tiered.memoryd.notes import BoardNotes
 from resilience.tiered.memoryd.peer_directory import Directory
 from resilience.tiered.memoryd.peer_house import Begin, Complete, PeerHouse
 from resilience.tiered.memoryd.peer_link import Link
 from resilience.tiered.memoryd.peer_options import PEERS_MAX, PeerSettings
 from resilience.tiered.memoryd.peer_origins import Origins
 from resilience.tiered.memoryd.peer_server import serve_peer
-from resilience.tiered.memoryd.peer_wire import REPLY_TIMEOUT_S, PeerSocket, read_shard, write_id
-from resilience.tiered.memoryd.peering import Notes, OnPiece
+from resilience.tiered.memoryd.peer_wire import REPLY_TIMEOUT_S, PeerSocket, read_shard
+from resilience.tiered.memoryd.peering import OnPiece, Peers
 from resilience.tiered.placement import Node
 from resilience.tiered.shard import ShardId, ShardMeta, piece_bounds
 from resilience.tiered.vault import Vault
@@ -43,19 +43,21 @@ _IDLE_MAX = 4
 """How many connections to one node are kept for the next fetch."""
 
 
-class PeerDoor:
-    """The daemons of the other nodes, from `start` to `close`; a `peering.Peers`.
+class PeerDoor(Peers):
+    """The daemons of the other nodes, from `start` to `close`.
 
     `folder` keeps the list of copies: the arena's. Raises OSError where the address cannot be used,
     in `start`.
     """
+
+    is_alone = False
 
     def __init__(self, vault: Vault, folder: Path, settings: PeerSettings) -> None:
         if not settings.token and not is_loopback(settings.listen[0]):
             raise OSError(
                 f"{settings.listen[0]!r} can be reached from other machines, which needs a token"
             )
-        self.on_change: Callable[[], None] = lambda: None
+        super().__init__()
         self._directory = Directory(
             settings.peers, gone_s=settings.gone_s, on_change=self._tell_change
         )
@@ -74,14 +76,13 @@ class PeerDoor:
             self._serve,
             complaint="cannot accept connections of other nodes",
             connections_max=_CONNECTIONS_MAX + _CONNECTIONS_PEER * max(1, len(settings.peers)),
-            make_door=partial(self._house.make_door, connects=False),
-            tls=settings.tls,
+            credentials=self._house.credentials,
         )
         self._lock = threading.Lock()
         self._idle: dict[str, list[PeerSocket]] = defaultdict(list)
         self._is_closed = False
 
-    def connect_board(self, begin: Begin, complete: Complete, notes: Notes) -> None:
+    def connect_board(self, begin: Begin, complete: Complete, notes: BoardNotes) -> None:
         """Begin copies this way, and let the others know these steps and notes, from `start` on."""
         self._house.begin, self._house.complete, self._house.notes = begin, complete, notes
 
@@ -184,7 +185,7 @@ class PeerDoor:
         node = self._node(copy.place)
         message = {
             "op": "fetch",
-            "shard": write_id(copy.meta_id),
+            "shard": copy.meta_id,
             "job": self._house.vault.job_of(copy.meta_id.namespace),
         }
         try:
@@ -202,13 +203,13 @@ class PeerDoor:
 
     def doubt(self, copy: Copy) -> None:
         """Let a node look whether a copy is intact; see `peering.Peers`."""
-        self._tell(self._node(copy.place), {"op": "check", "shard": write_id(copy.meta_id)})
+        self._tell(self._node(copy.place), {"op": "check", "shard": copy.meta_id})
 
     def drop(self, shard_ids: Sequence[ShardId]) -> None:
         """Let the others drop shards; see `peering.Peers`."""
         for name in self._directory.living():
             for each in shard_ids:
-                self._tell(self._node(name), {"op": "drop", "shard": write_id(each)})
+                self._tell(self._node(name), {"op": "drop", "shard": each})
 
     def _tell(self, node: Node, message: Mapping[str, object]) -> None:
         """Ask a node for something; what it answers, and whether it does, makes no difference."""

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import hmac
-import json
 import os
 import select
 import socket
-import struct
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from resilience.tiered.attempts import encode_known
+from resilience.runtime.wake import Wake
 from resilience.tiered.catalog import StepAt, count_domains
 from resilience.tiered.errors import RefusedError, TieredError, VaultFullError
-from resilience.tiered.frames import describe_error
+from resilience.tiered.frames import describe_error, find_answer, read_peer
 from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.lease import Lease
 from resilience.tiered.memoryd.listener import Listener
@@ -28,7 +26,7 @@ from resilience.tiered.memoryd.status import describe_vault
 from resilience.tiered.namespaces import Claim
 from resilience.tiered.paths import check_namespace, step_key
 from resilience.tiered.placement import Node
-from resilience.tiered.shard import ShardId, content_digest, decode_meta, encode_meta
+from resilience.tiered.shard import ShardId, content_digest, read_meta
 from resilience.tiered.stores.owner import NamespaceOwner
 from resilience.tiered.vault import Reading, Writing, show
 
@@ -75,8 +73,7 @@ class ClientProcess:
     """The process at the other end of a connection."""
 
     def __init__(self, connection: socket.socket) -> None:
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        pid, _, _ = struct.unpack("iII", credentials)
+        pid, _ = read_peer(connection)
         self.owner = f"process-{pid}" if pid else ""
         self._file: int | None = None
         self._is_over: bool | None = None
@@ -90,7 +87,7 @@ class ClientProcess:
         if self._file is not None:
             self._poll.register(self._file, select.POLLIN)
 
-    def wait_also(self, file: int) -> None:
+    def wait_also(self, file: Wake) -> None:
         """Block until a descriptor is readable, there is something to receive, or it has ended."""
         self._poll.register(file, select.POLLIN)
         self._poll.poll()
@@ -146,37 +143,16 @@ class Session:
         self._writings: dict[int, tuple[Writing, int]] = {}
         self._readings: dict[int, list[Reading]] = {}
         self._given: set[int] = set()
-        self._answers: dict[str, Callable[[Mapping[str, Any]], Reply]] = {
-            "prepare": self._prepare,
-            "begin": self._begin,
-            "commit": self._commit,
-            "abort": self._abort,
-            "steps": self._steps,
-            "known": self._known,
-            "find": self._find,
-            "read": self._read,
-            "release": self._release,
-            "bad": self._bad,
-            "go_back": self._go_back,
-            "flush": self._flush,
-            "own": self._own,
-            "status": self._status,
-            "supervise": self._supervise,
-            "news": self._news,
-        }
 
     def answer(self, request: Mapping[str, Any]) -> Reply:
         """Do what is asked; returns the reply and the descriptors that go with it."""
-        name = request.get("op")
         try:
             if not self.is_known:
                 return self._hello(request)
-            answer = self._answers.get(name) if isinstance(name, str) else None
-            if answer is None:
-                raise ValueError(f"no request: op {name!r:.40}")  # noqa: TRY301
-            return answer(request)
+            reply: Reply = find_answer(self, request)(request)
         except (TieredError, KeyError, ValueError, OSError) as error:
             return describe_error(error), ()
+        return reply
 
     def close(self) -> None:
         """Abort what was being written and release what was being read."""
@@ -211,7 +187,7 @@ class Session:
         self.is_known = True
         return {"version": VERSION, "node": settings.own.name, "pid": os.getpid()}, ()
 
-    def _prepare(self, request: Mapping[str, Any]) -> Reply:
+    def _do_prepare(self, request: Mapping[str, Any]) -> Reply:
         def is_wanted() -> bool:
             return not self._listener.is_closing
 
@@ -221,7 +197,7 @@ class Session:
         )
         return {}, ()
 
-    def _begin(self, request: Mapping[str, Any]) -> Reply:
+    def _do_begin(self, request: Mapping[str, Any]) -> Reply:
         num_bytes, num_shards = _whole(request, "num_bytes"), _whole(request, "num_shards", 1)
         writing = self._house.room.begin(self._shard_id(request), num_bytes, owner=self._owner)
         segment = writing.segment
@@ -232,13 +208,13 @@ class Session:
             writing.file,
         )
 
-    def _commit(self, request: Mapping[str, Any]) -> Reply:
+    def _do_commit(self, request: Mapping[str, Any]) -> Reply:
         number = _whole(request, "segment")
         if number not in self._writings:
             raise ValueError(f"segment {number} is not being written here")
         writing, num_shards = self._writings.pop(number)
         with writing:
-            meta = decode_meta(json.dumps(request.get("meta")).encode())
+            meta = read_meta(request.get("meta"))
             if meta.num_shards != num_shards:
                 raise ValueError(f"{meta.num_shards} shards, where {num_shards} were begun")
             writing.commit(meta)
@@ -250,13 +226,13 @@ class Session:
         num = count_domains(board.living(), keepers=board.settings.keepers)
         return {"num_domains": num, "nameless": list(board.peers.nameless())}
 
-    def _abort(self, request: Mapping[str, Any]) -> Reply:
+    def _do_abort(self, request: Mapping[str, Any]) -> Reply:
         writing, _ = self._writings.pop(_whole(request, "segment"), (None, 0))
         if writing is not None:
             writing.abort()
         return {}, ()
 
-    def _steps(self, request: Mapping[str, Any]) -> Reply:
+    def _do_steps(self, request: Mapping[str, Any]) -> Reply:
         rows = [
             {
                 "step": each.at.step,
@@ -268,11 +244,11 @@ class Session:
         ]
         return {"steps": rows, **self._peers()}, ()
 
-    def _known(self, request: Mapping[str, Any]) -> Reply:
+    def _do_known(self, request: Mapping[str, Any]) -> Reply:
         """Tell of unfinished steps, too: a save is not to be taken for one of those."""
-        return encode_known(self._house.offer.known(self._own_namespace())), ()
+        return {"known": self._house.offer.known(self._own_namespace())}, ()
 
-    def _find(self, request: Mapping[str, Any]) -> Reply:
+    def _do_find(self, request: Mapping[str, Any]) -> Reply:
         """Tell what this node alone has of a shard."""
         shard_id = self._shard_id(request)
         is_being_written = self._vault.is_being_written(shard_id)
@@ -280,7 +256,7 @@ class Session:
         digest = None if meta is None else content_digest(meta)
         return {"digest": digest, "is_being_written": is_being_written}, ()
 
-    def _read(self, request: Mapping[str, Any]) -> Reply:
+    def _do_read(self, request: Mapping[str, Any]) -> Reply:
         shard_id = self._shard_id(request)
         try:
             source, reading = self._house.offer.bring(shard_id)
@@ -293,15 +269,14 @@ class Session:
             raise
         segment = reading.segment
         self._readings.setdefault(segment.number, []).append(reading)
-        meta = json.loads(encode_meta(reading.meta))
         return {
             "segment": segment.number,
             "size": segment.size_bytes,
-            "meta": meta,
+            "meta": reading.meta,
             "source": source,
         }, (file,)
 
-    def _release(self, request: Mapping[str, Any]) -> Reply:
+    def _do_release(self, request: Mapping[str, Any]) -> Reply:
         number = _whole(request, "segment")
         readings = self._readings.get(number, [])
         if readings:
@@ -310,7 +285,7 @@ class Session:
             self._readings.pop(number, None)
         return {}, ()
 
-    def _bad(self, request: Mapping[str, Any]) -> Reply:
+    def _do_bad(self, request: Mapping[str, Any]) -> Reply:
         """Hash it again: a worker whose own memory is at fault must not cost a good copy."""
         readings = self._readings.get(_whole(request, "segment"), [])
         if not readings:
@@ -320,7 +295,7 @@ class Session:
         except KeyError:
             return {"is_dropped": True}, ()
 
-    def _go_back(self, request: Mapping[str, Any]) -> Reply:
+    def _do_go_back(self, request: Mapping[str, Any]) -> Reply:
         """Note a run that goes on from a step; without one, only tell where the newest did."""
         namespace, first = self._own_namespace(), None
         if "step" not in request:
@@ -331,12 +306,12 @@ class Session:
         number = self._house.board.go_back(namespace, _whole(request, "step"), first)
         return {"first_generation": number}, ()
 
-    def _flush(self, request: Mapping[str, Any]) -> Reply:
+    def _do_flush(self, request: Mapping[str, Any]) -> Reply:
         step, generation = _whole(request, "step"), _whole(request, "generation")
         self._house.board.flush(self._own_namespace(), StepAt(step=step, generation=generation))
         return {}, ()
 
-    def _own(self, request: Mapping[str, Any]) -> Reply:
+    def _do_own(self, request: Mapping[str, Any]) -> Reply:
         """Have the store's namespace be the run's own; waits for the store."""
         namespace, shelf = self._own_namespace(), self._house.board.shelf
         owner = NamespaceOwner(run=_text(request, "run"), name=_text(request, "name"))
@@ -350,7 +325,7 @@ class Session:
                 complain(f"whose the namespace {namespace!r} is cannot be kept: {error}")
         return {"unseen": unseen}, ()
 
-    def _status(self, request: Mapping[str, Any]) -> Reply:
+    def _do_status(self, request: Mapping[str, Any]) -> Reply:
         own = self._house.settings.own
         return describe_vault(self._vault) | {
             "node": own.name,
@@ -360,7 +335,7 @@ class Session:
             **self._house.describe(),
         }, ()
 
-    def _supervise(self, request: Mapping[str, Any]) -> Reply:
+    def _do_supervise(self, request: Mapping[str, Any]) -> Reply:
         """Hold the lease for an agent, unless it would have started another daemon than this."""
         is_same = request.get("arguments") == list(self._house.settings.arguments)
         if is_same:
@@ -368,7 +343,7 @@ class Session:
             self.is_supervisor = True
         return {"is_same": is_same}, ()
 
-    def _news(self, request: Mapping[str, Any]) -> Reply:
+    def _do_news(self, request: Mapping[str, Any]) -> Reply:
         """Wait until the store is not as it was at this number, or something else is asked."""
         room, number = self._house.newsroom, _whole(request, "number")
         if room is None:

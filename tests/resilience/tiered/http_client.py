@@ -16,7 +16,7 @@ import xxhash
 from resilience.tiered.arena import Arena
 from resilience.tiered.memoryd.http import HttpDoor, Others
 from resilience.tiered.memoryd.http_connection import Limits
-from resilience.tiered.memoryd.peering import NoPeers
+from resilience.tiered.memoryd.peering import Peers
 from resilience.tiered.vault import Vault
 
 MIB = 1 << 20
@@ -105,7 +105,7 @@ def shard_meta(body: bytes) -> str:
 def nobody(vault: Vault) -> Others:
     """Return what a door needs that is alone with its vault."""
     return Others(
-        bring=lambda shard_id: ("ram", vault.read(shard_id)), peers=NoPeers(),
+        bring=lambda shard_id: ("ram", vault.read(shard_id)), peers=Peers(),
         ask_room=lambda num_bytes: False, safe=lambda namespace: (),
     )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from resilience.runtime.records import from_json, read_record, to_json
 from resilience.tiered.attempts import (
     BegunRun,
     HeldShard,
@@ -11,8 +12,6 @@ from resilience.tiered.attempts import (
     KnownSteps,
     check_begun,
     check_kept,
-    decode_known,
-    encode_known,
     find_attempt,
     join_known,
     judge_held,
@@ -91,7 +90,7 @@ def test_what_a_rank_sends_is_enough_to_plan_with() -> None:
     sent = narrow_known(there, 20)
 
     assert sent == known(torn(2, 9), torn(20), whole(30), run=RUN)
-    assert decode_known(**encode_known(sent)) == sent  # type: ignore[arg-type]
+    assert read_record(KnownSteps, from_json(to_json(sent)), "steps") == sent
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from resilience.tiered.catalog import Copy
-from resilience.tiered.memoryd.peering import NoPeers
+from resilience.tiered.memoryd.peering import Peers
 from resilience.tiered.shard import ShardId, ShardMeta, content_digest
 from resilience.tiered.vault import Vault
 from tests.resilience.tiered.daemons import make_meta
@@ -35,7 +35,7 @@ def copy_of(meta: ShardMeta, place: str) -> Copy:
     )  # fmt: skip
 
 
-class Neighbours(NoPeers):
+class Neighbours(Peers):
     """The nodes that are there, and what one of them, b, holds."""
 
     held: tuple[ShardMeta, ...] = ()

@@ -13,7 +13,7 @@ import pytest
 
 from resilience.tiered.arena import Arena
 from resilience.tiered.memoryd.http_spaces import Spaces
-from resilience.tiered.memoryd.peering import NoPeers
+from resilience.tiered.memoryd.peering import Peers
 from resilience.tiered.vault import Vault
 from tests.ports import free_ports
 from tests.resilience.tiered.aws_ranks import PYTHON, SAVED, Workers, loaded
@@ -167,7 +167,7 @@ def test_what_is_deleted_is_gone_on_all_nodes(tmp_path: Path) -> None:
         wait_until(lambda: a.ask("GET", "/v1/cp/namespaces/space").status == 200)
 
 
-class Silent(NoPeers):
+class Silent(Peers):
     """The other node says nothing until it is there."""
 
     is_there = False

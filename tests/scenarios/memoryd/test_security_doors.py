@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from resilience.runtime.records import fields_of
 from resilience.tiered.errors import LostError
 from resilience.tiered.frames import FrameSocket
 from tests.resilience.tiered.daemons import LIMIT_S, MIB, ask, make_content, make_id, save
@@ -81,11 +82,14 @@ def frames_of(door: str) -> list[dict[str, Any]]:
             {"op": "steps"},
             {"op": "status"},
         ]
+    shard = fields_of(make_id())
+    row = {"meta_id": shard, "num_shards": 1, "digest": "d", "num_bytes": 3}
+    complete = {"run": [{"step": 1, "generation": 0}]}
     return [
         hello(),
-        {"op": "inventory", "copies": [["run", 1, 0, "0", 1, "d", 3]], "jobs": {"run": "job"}},
-        {"op": "changes", "copies": [], "gone": [["run", 1, 0, "0"]], "complete": [["run", 1, 0]]},
-        {"op": "fetch", "shard": ["run", 1, 0, "0"], "job": "job"},
+        {"op": "inventory", "copies": [row | {"place": "", "tier": "ram"}], "jobs": {"run": "job"}},
+        {"op": "changes", "copies": [], "gone": [shard], "complete": complete},
+        {"op": "fetch", "shard": shard, "job": "job"},
         {"op": "push", "shard": {"format": 1}, "origin": "b", "job": "job"},
     ]
 

@@ -15,7 +15,7 @@ from resilience.tiered.catalog import Copy
 from resilience.tiered.errors import TierError
 from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.keeper import Keeper
-from resilience.tiered.memoryd.peering import NoPeers
+from resilience.tiered.memoryd.peering import Peers
 from resilience.tiered.memoryd.shelf import Shelf
 from resilience.tiered.placement import Node
 from resilience.tiered.shard import ShardMeta, content_digest
@@ -30,7 +30,7 @@ from tests.resilience.tiered.vaults import copy_of, put
 LOWER = TierSettings(cadence=Cadence(every_n_steps=1), keep=2)
 
 
-class Neighbour(NoPeers):
+class Neighbour(Peers):
     """The other node, whose vault is looked into."""
 
     def __init__(self, node: str, vault: Vault) -> None:

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from resilience.runtime.door import AGENTS, DAEMONS, NAME_BYTES, NONCE_BYTES, Door, DoorError
-from resilience.runtime.tls import derive_tls, shake_hands
+from resilience.runtime.server import Credentials, Passage
+from resilience.runtime.tls import derive_tls
 from resilience.tiered.memoryd.listener import Listener, listen_at
-from resilience.tiered.memoryd.peer_house import pass_door
-from resilience.tiered.memoryd.peer_wire import write_id
 from tests.resilience.tiered.cluster import Cluster, make_cluster, wait_held
 from tests.resilience.tiered.daemons import LIMIT_S, MIB, ask, make_content, make_id, save
 from tests.resilience.tiered.kept import wait_until
-from tests.resilience.tiered.memoryd.test_peers import (
-    connect,
-    hello,
-    knock,
-    make_door,
-)
+from tests.resilience.tiered.memoryd.test_peers import connect, hello, knock, make_door
 from tests.tokens import write_token
 
 TOKEN = "a token that no stranger knows"
@@ -64,7 +56,7 @@ def test_proof_for_an_agent_opens_no_daemon(pair: Cluster) -> None:
     name, nonce = secrets.token_bytes(NAME_BYTES), secrets.token_bytes(NONCE_BYTES)
     for door in (Door(AGENTS, TOKEN, name=name, nonce=nonce, connects=True), make_door("another")):
         with knock(pair.ports["a"]) as connection, pytest.raises((ConnectionError, DoorError)):
-            pass_door(connection, door)
+            Passage(connection, door).go_through(LIMIT_S)
 
     connect(pair.ports["a"], TOKEN).close()
 
@@ -125,17 +117,6 @@ def test_a_node_comes_back_after_another_with_its_name_has_left(pair: Cluster) -
     wait_until(lambda: "b" in client.status()["nodes"])
 
 
-def test_a_number_without_end_is_refused(pair: Cluster, tmp_path: Path) -> None:
-    pair["a"].start("--store", f"folder:{tmp_path / 'store'}")
-    with closing(connect(pair.ports["a"], TOKEN)) as link:
-        ask(link, hello(is_link=True))
-        copy = [*write_id(make_id()), 1, "digest", 10, 0, 0]
-        notes = {"runs": {}, "used": [], "sendings": [], "bad": [], "stored": [copy]}
-        reply = ask(link, {"op": "notes", "notes": {**notes, "numbers": [math.inf]}})
-
-    assert reply["error"] == "invalid"
-
-
 def test_tls_encrypts_the_last_answer_of_a_daemon_that_ends() -> None:
     tls, answer = derive_tls(TOKEN), secrets.token_bytes(4096)
 
@@ -149,15 +130,13 @@ def test_tls_encrypts_the_last_answer_of_a_daemon_that_ends() -> None:
         serve,
         complaint="cannot accept",
         connections_max=1,
-        make_door=partial(make_door, TOKEN, connects=False),
-        tls=tls,
+        credentials=Credentials(kind=DAEMONS, token=TOKEN, tls=tls),
     )
     listening = listen_at("127.0.0.1", 0)
     with knock(listening.getsockname()[1]) as client:
         listener.start(listening)
-        connection = tls.wrap(client, connects=True)
-        shake_hands(connection, DAEMONS)
-        pass_door(connection, make_door(TOKEN))
+        connection = Passage(client, make_door(TOKEN), tls).go_through(LIMIT_S)
+        connection.settimeout(LIMIT_S)
         assert connection.recv(16) == b"ready"
         listener.close()
         with socket.socket(fileno=connection.detach()) as wire:

@@ -16,7 +16,7 @@ from resilience.tiered.client import TieredClient
 from resilience.tiered.errors import LostError, TierError
 from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.offer import TieredOffer
-from resilience.tiered.memoryd.peering import NoPeers, OnPiece
+from resilience.tiered.memoryd.peering import OnPiece, Peers
 from resilience.tiered.memoryd.room import Room
 from resilience.tiered.memoryd.shelf import Shelf
 from resilience.tiered.placement import Node
@@ -173,7 +173,7 @@ def test_an_older_step_can_be_read_beside_the_newest(daemon: Daemon) -> None:
     wait_until(lambda: held(client) == [2], client.status)
 
 
-class Fakes(NoPeers):
+class Fakes(Peers):
     """Other nodes, each with a shard of one id and perhaps a wrong byte, or gone."""
 
     def __init__(self, shard: Shard, nodes: Mapping[str, str], bad: Sequence[str] = ()) -> None:

@@ -137,7 +137,7 @@ def directory(clock: Clock, changes: list[int]) -> Directory:
 
 def enter(directory: Directory, *ids: ShardId, boot: str = "1") -> object:
     session = object()
-    directory.enter("b", boot, session, domain="rack", switch="s")
+    directory.enter(Node(name="b", domain="rack", switch="s"), boot, session)
     directory.take("b", session, [copy(each) for each in ids], is_first=True, is_last=True)
     return session
 
@@ -178,7 +178,7 @@ def test_who_never_came_is_awaited_for_a_while(directory: Directory, clock: Cloc
 
 def test_an_inventory_counts_when_it_is_whole(directory: Directory) -> None:
     session = object()
-    directory.enter("b", "1", session, domain="rack", switch="")
+    directory.enter(Node(name="b", domain="rack"), "1", session)
     directory.take("b", session, [copy(ONE)], is_first=True, is_last=False)
     assert directory.living() == {}
     directory.take("b", session, [copy(make_id(2))], is_first=False, is_last=True)

@@ -21,10 +21,11 @@ from resilience.runtime.door import (
     SPEAKS_TLS,
     Door,
 )
+from resilience.runtime.records import fields_of
+from resilience.runtime.server import Passage
 from resilience.tiered.errors import RefusedError
 from resilience.tiered.frames import FrameSocket
 from resilience.tiered.memoryd.peer_directory import Directory
-from resilience.tiered.memoryd.peer_house import pass_door
 from resilience.tiered.placement import Node
 from tests.cases import slow
 from tests.ports import free_ports
@@ -63,7 +64,8 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def hello(**changes: object) -> dict[str, object]:
-    return {"op": "hello", "version": 2, "node": "b", "boot": "1", "is_link": False} | changes
+    node = {"name": changes.pop("node", "b"), "domain": "", "address": changes.pop("address", "")}
+    return {"op": "hello", "version": 3, "node": node, "boot": "1", "is_link": False} | changes
 
 
 def knock(port: int) -> socket.socket:
@@ -77,9 +79,7 @@ def make_door(token: str = "", *, connects: bool = True) -> Door:
 
 def connect(port: int, token: str = "") -> FrameSocket:
     """Return a connection that has passed the door."""
-    connection = knock(port)
-    pass_door(connection, make_door(token))
-    return FrameSocket(connection)
+    return FrameSocket(Passage(knock(port), make_door(token)).go_through(LIMIT_S))
 
 
 def test_a_saved_shard_is_on_the_peer(pair: Cluster) -> None:
@@ -193,7 +193,7 @@ def test_garbage_is_refused(pair: Cluster) -> None:
     ("message", "answer"),
     [
         (hello(node="stranger"), "none of the peers"),
-        (hello(version=1), "version 1, where 2 is spoken"),
+        (hello(version=1), "version 1, where 3 is spoken"),
         ({"op": "ping"}, "the first request has to be hello"),
     ],
 )
@@ -214,8 +214,8 @@ def test_a_stranger_is_refused(lasting: Cluster, message: dict[str, object], ans
         {"op": "nothing"},
         {"op": "push", "shard": {}, "origin": "b"},
         {"op": "changes", "copies": [1], "gone": []},
-        {"op": "fetch", "shard": ["../up", 1, 0, "0"]},
-        {"op": "fetch", "shard": ["run", 1, 0]},
+        {"op": "fetch", "shard": {**fields_of(make_id()), "namespace": "../up"}},
+        {"op": "fetch", "shard": {**fields_of(make_id()), "more": 1}},
     ],
 )
 def test_a_request_that_makes_no_sense_is_answered_so(
@@ -310,7 +310,7 @@ def test_copies_stay_copies_after_a_restart(tmp_path: Path) -> None:
         (holder,) = [each for each in others if count_held(each, make_id())]
 
         rows = json.loads((holder.folder / "copies.json").read_text())
-        assert rows == [[["run", 1, 0, "0"], "a"]]
+        assert rows == [[fields_of(make_id()), "a"]]
         assert holder.end(signal.SIGTERM) == 0
         assert holder.outputs[-1].count("Traceback") == 0
         assert holder.start().ready.count("1 shards") == 1
@@ -424,7 +424,7 @@ def test_who_does_not_introduce_itself_is_refused_and_not_remembered(tmp_path: P
             (hello(node="c", address=""), "none of the peers"),
             (hello(node="a", address="127.0.0.1:1"), "node 'a' is none of the peers"),
             (hello(node="c", address="nowhere"), "'nowhere' is not HOST:PORT"),
-            (hello(node="c", address=7), "7 is no text"),
+            (hello(node="c", address=7), "no node: address 7"),
         ):
             connection = connect(ports["a"])
             assert answer in ask(connection, message)["message"]
@@ -447,7 +447,7 @@ def test_a_node_that_is_added_is_awaited_and_then_there() -> None:
     assert [each.name for each in directory.nodes()] == ["b", "c"]
     assert directory.missing() == ["b", "c"]
     session = object()
-    directory.enter("c", "1", session, domain="rack", switch="")
+    directory.enter(Node(name="c", domain="rack"), "1", session)
     directory.take("c", session, [], is_first=True, is_last=True)
     assert directory.living() == {"c": "rack"}
     assert directory.missing() == ["b"]

@@ -45,7 +45,7 @@ class Connection:
 
     def names(self) -> set[int]:
         """Return the steps of which it was told."""
-        return {row[1] for each in self.asked for row in each.get("copies", ())}
+        return {row.meta_id.step for each in self.asked for row in each.get("copies", ())}
 
 
 class Counted:
@@ -83,7 +83,7 @@ class Scene:
         self.sessions: dict[str, object] = {}
         for each in nodes[1:]:
             session = self.sessions[each.name] = object()
-            self.directory.enter(each.name, "1", session, domain=each.domain, switch="")
+            self.directory.enter(each, "1", session)
             self.directory.take(each.name, session, [], is_first=True, is_last=True)
         self.links = {each.name: Connection() for each in nodes[1:]}
         self._is_closed = threading.Event()
@@ -171,7 +171,7 @@ def test_many_nodes_that_come_are_placed_once_they_have_settled() -> None:
     (first,) = targets.names()
     assert targets.rest_s() is None
 
-    directory.enter(first, "1", object(), domain="own", switch="")
+    directory.enter(Node(name=first, domain="own"), "1", object())
     assert targets.names() == {first}
     assert targets.rest_s() == 1.0
     now_s[0] = 1.0
@@ -214,7 +214,7 @@ def test_who_cannot_be_connected_to_is_not_waited_for(tmp_path: Path) -> None:
     door = PeerDoor(Vault(arena), tmp_path / "arena", settings)
     directory = door._directory
     session = object()
-    directory.enter("b", "1", session, domain="b", switch="")
+    directory.enter(Node(name="b", domain="b"), "1", session)
     directory.take("b", session, [], is_first=True, is_last=True)
     door.start()
     door.wake()

@@ -1,0 +1,266 @@
+"""The way of a connection into a run's process: one accept loop, TLS and the door.
+
+A connection that has not passed has a place among few, counted by origin, and PROOF_S seconds.
+Only the bytes of TLS's handshake and of the door are read from it. No method but `go_through`
+waits: one thread serves all connections of a process beside its other work.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import select
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from resilience.runtime.door import (
+    NAME_BYTES,
+    NONCE_BYTES,
+    PLACES_MAX,
+    PROOF_S,
+    Door,
+    DoorKind,
+    Strangers,
+)
+from resilience.runtime.tls import NOT_YET, Tls, shake_hands
+
+BACKLOG = 1024
+_ACCEPTS_MAX = 32
+"""So many connections are accepted before those that have passed are read again."""
+_DEAF_S = 1.0
+"""Seconds without accepting where the process has no descriptor left."""
+_LINGER_S = 2.0
+_LINGERING_MAX = 256
+_DROPPED_BYTES = 1 << 16
+_STILL_S = 0.5
+"""A tick that comes so late shows that this process stood still."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Proof of membership that one process brings to each of its connections."""
+
+    kind: DoorKind
+    token: str
+    """An empty token lets each process in that reaches the port."""
+    tls: Tls | None = None
+    name: bytes = field(default_factory=lambda: secrets.token_bytes(NAME_BYTES))
+
+    def lead(self, connection: socket.socket, *, connects: bool) -> Passage:
+        """Return the passage of a new connection, which it takes over."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        door = Door(self.kind, self.token, name=self.name, nonce=nonce, connects=connects)
+        return Passage(connection, door, self.tls)
+
+
+class Passage:
+    """One connection's way through TLS, if there is TLS, and the door."""
+
+    def __init__(self, connection: socket.socket, door: Door, tls: Tls | None = None) -> None:
+        connection.setblocking(False)  # noqa: FBT003
+        self.socket = connection
+        """The connection, which is TLS's from the handshake on."""
+        self._door = door
+        self._tls = tls
+        self._unsaid = bytearray(door.opening)
+
+    def advance(self) -> bool:
+        """Go on as far as the other end has answered, and return whether the connection has passed.
+
+        Raises DoorError or OSError where the connection cannot pass. The caller closes `socket`.
+        """
+        try:
+            if self._tls:
+                if not isinstance(self.socket, ssl.SSLSocket):
+                    self.socket = self._tls.wrap(self.socket, connects=self._door.connects)
+                shake_hands(self.socket, self._door.kind)
+                self._tls = None
+            self._speak()
+        except NOT_YET:
+            return False
+        except ValueError as error:
+            if answer := getattr(error, "answer", b""):
+                with suppress(OSError):
+                    self.socket.send(answer)
+            raise
+        return True
+
+    def go_through(self, timeout_s: float) -> socket.socket:
+        """Wait until the connection has passed, and return it; raises as `advance` does."""
+        end_s = time.monotonic() + timeout_s
+        while not self.advance():
+            poll = select.poll()
+            poll.register(self.socket, select.POLLIN)
+            if not poll.poll(max(0.0, end_s - time.monotonic()) * 1000):
+                raise TimeoutError("the other side does not answer")
+        return self.socket
+
+    def _speak(self) -> None:
+        door = self._door
+        while self._unsaid or not door.is_passed:
+            if self._unsaid:
+                # A new connection takes these few bytes at once.
+                del self._unsaid[: self.socket.send(self._unsaid)]
+                continue
+            data = self.socket.recv(door.num_wanted)
+            if not data:
+                raise ConnectionError("it has ended the connection")
+            self._unsaid += door.feed(data)
+
+
+class _Refused:
+    """A connection that lingers after its refusal: what it still sends is dropped."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+
+    def advance(self) -> bool:
+        """Drop what has come; raises OSError where the other end has ended the connection."""
+        if not self.socket.recv(_DROPPED_BYTES):
+            raise ConnectionError("it has ended the connection")
+        return False
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A connection that has not passed."""
+
+    way: Passage | _Refused
+    until_s: float
+    """The connection is closed at this time."""
+
+
+class Server:
+    """Accepts the connections at a port. One thread.
+
+    Without credentials each connection has passed when it is accepted. `complain` is called with
+    the problem where none can be accepted.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        credentials: Credentials | None,
+        *,
+        complain: Callable[[OSError], object] = lambda error: None,
+    ) -> None:
+        listening.setblocking(False)  # noqa: FBT003
+        self.listening = listening
+        self._credentials = credentials
+        self._complain = complain
+        # The other descriptors are for connections that have passed, and for files.
+        self._places = Strangers(min(PLACES_MAX, os.sysconf("SC_OPEN_MAX") // 4))
+        self._waiting: dict[int, _Waiting] = {}
+        """By descriptor, the oldest first."""
+        self._due_s = self._deaf_until_s = math.inf
+        self._epoll = select.epoll()
+        self._epoll.register(listening, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while `take` has something to do."""
+        return self._epoll.fileno()
+
+    def take(self) -> list[socket.socket]:
+        """Lead all connections on, and return those that have passed; none of them blocks."""
+        passed = []
+        for number, _ in self._epoll.poll(0):
+            if number == self.listening.fileno():
+                passed += self._accept()
+            elif number in self._waiting:
+                passed += self._advance(number)
+        return passed
+
+    def tick(self, now_s: float) -> float:
+        """Close what is overdue; returns the time of the next deadline, inf where there is none."""
+        is_late = now_s - self._due_s > _STILL_S
+        for number, each in list(self._waiting.items()):
+            if is_late:
+                # This process stood still: the other end's answer may be on its way.
+                each.until_s = max(each.until_s, now_s + PROOF_S)
+            if each.until_s <= now_s:
+                self._forget(number).close()
+        if self._deaf_until_s <= now_s:
+            self._deaf_until_s = math.inf
+            self._epoll.modify(self.listening, select.EPOLLIN)
+        until_s = (each.until_s for each in self._waiting.values())
+        self._due_s = min(until_s, default=math.inf)
+        return min(self._due_s, self._deaf_until_s)
+
+    def linger(self, connection: socket.socket) -> None:
+        """Close a refused connection in a moment: the refusal is read by then.
+
+        To close it over bytes on their way would throw the refusal away.
+        """
+        connection.setblocking(False)  # noqa: FBT003
+        try:
+            connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            connection.close()
+            return
+        self._watch(_Refused(connection), _LINGER_S)
+        lingering = [each for each, of in self._waiting.items() if isinstance(of.way, _Refused)]
+        if len(lingering) > _LINGERING_MAX:
+            self._forget(lingering[0]).close()
+
+    def close(self) -> None:
+        """Close the port and all connections that have not passed."""
+        for each in self._waiting.values():
+            each.way.socket.close()
+        self.listening.close()
+        self._epoll.close()
+
+    def _accept(self) -> list[socket.socket]:
+        """Accept what waits, and return the connections that need no proof."""
+        accepted = []
+        for _ in range(_ACCEPTS_MAX):
+            try:
+                connection, address = self.listening.accept()
+            except BlockingIOError:
+                break
+            except ConnectionError:  # the other end has closed it again
+                continue
+            except OSError as error:
+                self._make_room(error)
+                break
+            if self._credentials is None:
+                accepted.append(connection)
+                continue
+            self._watch(self._credentials.lead(connection, connects=False), PROOF_S)
+            if (leaves := self._places.add(connection.fileno(), address[0])) is not None:
+                self._forget(leaves).close()
+        return accepted
+
+    def _make_room(self, error: OSError) -> None:
+        """Give the next connection the descriptor of one that has not passed."""
+        if self._places:
+            self._forget(self._places.oldest()).close()
+            return
+        # Without a descriptor the next try fails at once.
+        self._deaf_until_s = time.monotonic() + _DEAF_S
+        self._epoll.modify(self.listening, 0)
+        self._complain(error)
+
+    def _advance(self, number: int) -> list[socket.socket]:
+        """Lead a connection on, and return it where it has passed; closes one that cannot pass."""
+        try:
+            return [self._forget(number)] if self._waiting[number].way.advance() else []
+        except NOT_YET:
+            return []
+        except (OSError, ValueError):
+            self._forget(number).close()
+            return []
+
+    def _watch(self, way: Passage | _Refused, within_s: float) -> None:
+        self._epoll.register(way.socket, select.EPOLLIN)
+        self._waiting[way.socket.fileno()] = _Waiting(way, time.monotonic() + within_s)
+
+    def _forget(self, number: int) -> socket.socket:
+        self._places.remove(number)
+        with suppress(OSError):  # TLS has closed it
+            self._epoll.unregister(number)
+        return self._waiting.pop(number).way.socket
