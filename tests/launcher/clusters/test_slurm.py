@@ -351,6 +351,32 @@ def test_module_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     assert "cannot load the module cuda/12.4" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("secret", "message"),
+    [
+        pytest.param("absent", "secret TOKEN_NAME: no file", id="no-such-file"),
+        pytest.param("readable", "has mode 644; allowed: 600", id="others-may-read-it"),
+        pytest.param("empty", "is empty", id="empty-file"),
+        pytest.param(None, "secret TOKEN_NAME is not set; export it", id="not-exported"),
+    ],
+)
+def test_unusable_secret_ends_the_job_with_a_message(
+    tmp_path: Path, secret: str | None, message: str
+) -> None:
+    (tmp_path / "readable").write_text("swordfish")
+    (tmp_path / "readable").chmod(0o644)
+    (tmp_path / "empty").touch(mode=0o600)
+    file = str(tmp_path / secret) if secret else None
+
+    text = script(**{"cluster.secrets": {"TOKEN_NAME": {"file": file}}})
+    done = run_script(text, tmp_path, "a,b")
+
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "swordfish" not in done.stderr + done.stdout
+    assert not (tmp_path / "srun-words").exists()
+
+
 def test_run_that_recovers_goes_on_without_a_killed_task(tmp_path: Path) -> None:
     run_script(script(FAULTY), tmp_path, "a,b")
 

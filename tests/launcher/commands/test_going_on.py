@@ -24,7 +24,7 @@ from tests.launcher.command import last_of_each, launch, put, refuse
 from tests.launcher.local_world import end_all, ended_run, launcher_of, prepare, start_run, tell
 from tests.launcher.real_runs import SMALL, go_on, named, steps, train
 from tests.processes import wait_for_end
-from tests.resilience.tiered.kept import wait_until
+from tests.waiting import wait_until
 
 TIERED = ("resilience/tiered=ram", "trainer.max_steps=60")
 

@@ -32,7 +32,7 @@ from tests.launcher.commands.test_status import (
 )
 from tests.launcher.shipped import shipped_job
 from tests.resilience.agent.test_drain import drain
-from tests.resilience.tiered.kept import wait_until
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "elastic.md").read_text("utf-8")

@@ -58,9 +58,10 @@ def test_a_version_resolves_to_its_digest(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "seeds"),
     [
-        (name, seeds) if seeds.start == 0 else slow(name, seeds)
+        (name, seeds) if len(seeds) == 1 else slow(name, seeds)
         for name in sorted(LOCK)
-        for seeds in (range(3), range(3, 24))
+        # Without overrides, both are what recipes.lock says: another test of each holds that.
+        for seeds in (range(1, 2), range(24))
     ],
 )
 def test_a_version_is_the_job_that_its_live_recipe_is(name: str, seeds: range) -> None:

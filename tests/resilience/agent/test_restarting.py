@@ -26,8 +26,8 @@ from tests.resilience.agent.runs import (
     listening_ports,
     plan,
 )
-from tests.resilience.tiered.kept import wait_until
 from tests.shared import Shared
+from tests.waiting import wait_until
 
 HERE = Path(__file__).parent
 PLAIN = (str(PLAIN_PROGRAM),)

@@ -12,7 +12,7 @@ from resilience.tiered.shard import ShardId
 from tests.ports import free_ports
 from tests.resilience.tiered.daemons import LIMIT_S, Daemon, load
 from tests.resilience.tiered.fault_proxy import Recorder
-from tests.resilience.tiered.kept import wait_until
+from tests.waiting import wait_until
 
 
 class Wire(Recorder):

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
 from resilience.tiered.client import TieredClient
-from tests.resilience.tiered.daemons import LIMIT_S, Daemon
+from tests.resilience.tiered.daemons import Daemon
+from tests.waiting import wait_until
 
 NODE = ("--node", "node-a")
-
-
-def wait_until(is_so: Callable[[], object], tell: Callable[[], object] = str) -> None:
-    """Wait for what another process does by itself."""
-    end_s = time.monotonic() + LIMIT_S
-    while not is_so():
-        assert time.monotonic() < end_s, tell()
-        time.sleep(0.01)
 
 
 def held(client: TieredClient, name: str = "run") -> list[int]:

@@ -14,7 +14,7 @@ from resilience.tiered import arena_folder
 from resilience.tiered.arena import Arena
 from resilience.tiered.arena_folder import open_arena, read_arenas, remove_arena, remove_expired
 from tests.resilience.tiered.daemons import MIB, Daemon, load, make_content, make_id, save
-from tests.resilience.tiered.kept import wait_until
+from tests.waiting import wait_until
 
 DAY_S = 86400.0
 

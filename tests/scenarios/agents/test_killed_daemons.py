@@ -25,8 +25,8 @@ from tests.resilience.agent.places import Place, start_agent
 from tests.resilience.agent.runs import Run
 from tests.resilience.state.nodes import PlainView
 from tests.resilience.tiered.daemons import LIMIT_S, Daemon
-from tests.resilience.tiered.kept import wait_until
 from tests.tokens import TOKEN
+from tests.waiting import wait_until
 
 SAVING_S = 0.3
 """How long steps are saved at most before a kill."""

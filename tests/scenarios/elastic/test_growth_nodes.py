@@ -26,6 +26,7 @@ from tests.launcher.k8s_job import documents, manifest
 from tests.launcher.shipped import untiered_job
 from tests.ports import free_ports
 from tests.tokens import write_token
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 UID = "11-22"
@@ -72,11 +73,12 @@ class Pods:
         return [each.fields["world_size"] for each in opened]
 
     def wait_for_size(self, size: int) -> None:
-        end_s = time.monotonic() + LIMIT_S
-        while self.sizes()[-1:] != [size]:
-            assert time.monotonic() < end_s, self.show()
-            assert self.pods[0].poll() is None, self.show()
-            time.sleep(0.2)
+        wait_until(
+            lambda: self.sizes()[-1:] == [size] or self.pods[0].poll() is not None,
+            self.show,
+            limit_s=LIMIT_S,
+        )
+        assert self.sizes()[-1:] == [size], self.show()
 
     def wait(self, index: int) -> int:
         return self.pods[index].wait(LIMIT_S)

@@ -21,8 +21,8 @@ from recipes_training.stop import EXIT_STATUS, StopSignal
 from tests.ports import free_ports
 from tests.recipes_training.jobs import make_job, write_job
 from tests.recipes_training.workers import ROOT, Outcome, Workers, rank_variables
-from tests.resilience.tiered.kept import wait_until
 from tests.scenarios.tiered.runs import Nodes, loads, start_nodes, tiered
+from tests.waiting import wait_until
 from tests.warm import Process, start
 
 NUM_STEPS = 16

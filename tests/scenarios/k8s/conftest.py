@@ -5,19 +5,21 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+from tests import waiting
 
 ROOT = Path(__file__).parents[3]
 SANDBOX = ROOT.parent / "shared/sandbox/k8s.sh"
 DEFINITION = Path(__file__).with_name("hyperpodpytorchjob.yaml")
 START_TIMEOUT_S = 300
 COMMAND_TIMEOUT_S = 60
-WAIT_S = 90.0
+wait_until = partial(waiting.wait_until, limit_s=90.0, pause_s=0.1)
 
 
 def kubectl(config: Path, *words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -28,13 +30,6 @@ def kubectl(config: Path, *words: str, text: str | None = None) -> subprocess.Co
         text=True,
         timeout=COMMAND_TIMEOUT_S,
     )
-
-
-def wait_until(is_so: Callable[[], object], wait_s: float = WAIT_S) -> None:
-    end_s = time.monotonic() + wait_s
-    while not is_so():
-        assert time.monotonic() < end_s
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="session")

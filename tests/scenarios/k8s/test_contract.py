@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +23,10 @@ from launcher.commands.sight import see_run
 from launcher.errors import OutsideError
 from launcher.monitor.standing import Phase
 from launcher.rundir import write_files, write_submission
-from tests.launcher.clusters.running.cluster_suite import WAIT_S, ClusterContract, wait_for
+from tests.launcher.clusters.running.cluster_suite import ClusterContract, wait_for
 from tests.launcher.command import launch
 from tests.launcher.k8s_job import documents, k8s_job
-from tests.scenarios.k8s.conftest import kubectl
+from tests.scenarios.k8s.conftest import kubectl, wait_until
 
 _numbers = itertools.count()
 # The first pod that fails ends the Jobs here, at any index.
@@ -124,12 +123,9 @@ class KubernetesWorld:
             self._ask("create", "--filename=-", text=json.dumps(pod))
 
     def _pods(self, run: RunFolder, number: int) -> list[str]:
-        end_s = time.monotonic() + WAIT_S
         words = ("get", "pods", f"--selector={JOB_LABEL}={run.job.name}", "--output=name")
-        while len(names := self._ask(*words).split()) != number:
-            assert time.monotonic() < end_s, names
-            time.sleep(0.1)
-        return names
+        wait_until(lambda: len(self._ask(*words).split()) == number)
+        return self._ask(*words).split()
 
     def _play(self, run: RunFolder, status: dict[str, Any], number: int = 2) -> None:
         patch = json.dumps({"status": status})
@@ -214,10 +210,7 @@ class TestPlainJob(_Kubernetes):
 
         launch("cancel", str(run.path), folder=run.path)
 
-        end_s = time.monotonic() + WAIT_S
-        while left := world.objects(run):
-            assert time.monotonic() < end_s, left
-            time.sleep(0.1)
+        wait_until(lambda: not world.objects(run))
 
 
 @pytest.mark.slow

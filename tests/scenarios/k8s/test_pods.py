@@ -110,7 +110,7 @@ class Pods:
             types = [each["type"] for each in status.get("conditions") or ()]
             return [each for each in types if each in ("Complete", "Failed")]
 
-        wait_until(ended, RUN_S)
+        wait_until(ended, limit_s=RUN_S)
         assert ended() == ["Complete"], launch("logs", run, folder=self._folder).out
         return FaultOutcome(self._claim / run, [])
 
@@ -130,7 +130,7 @@ def test_a_deleted_pod_is_replaced_and_no_step_is_lost(
 
     pods.submit("deleted")
     step = chance.randrange(STEPS_BEFORE)
-    wait_until(lambda: any(each >= step for each in pods.steps("deleted")), RUN_S)
+    wait_until(lambda: any(each >= step for each in pods.steps("deleted")), limit_s=RUN_S)
     assert pods.knock("deleted") == ["9201 Connection refused", "29500 Connection refused"]
     pod = chance.choice(sorted(pods.names("deleted")))
     sys.stdout.write(f"{pod} is deleted after step {step}\n")

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from tests.launcher.real_runs import SMALL, go_on, named, steps
 from tests.processes import command_of, descendants
 from tests.resilience.tiered.fault_proxy import Fault, fault_proxy
 from tests.resilience.tiered.s3_server import s3_server
+from tests.waiting import wait_until
 
 NUM_STEPS = 300
 """So many that the progress says twice how far the store is."""
@@ -128,11 +128,10 @@ class Run:
         return self.folder / "runs" / "run"
 
     def wait_until(self, is_there: Callable[[], bool]) -> None:
-        end_s = time.monotonic() + _LIMIT_S
-        while not is_there():
-            assert self.process.poll() is None, self.console()
-            assert time.monotonic() < end_s, self.console()
-            time.sleep(0.1)
+        wait_until(
+            lambda: is_there() or self.process.poll() is not None, self.console, limit_s=_LIMIT_S
+        )
+        assert self.process.poll() is None, self.console()
 
     def console(self) -> str:
         return (self.folder / "console").read_text()

@@ -14,7 +14,7 @@ from tests.launcher.command import last_of_each, launch
 from tests.launcher.local_world import end_all, launcher_of
 from tests.launcher.real_runs import SMALL, named
 from tests.processes import command_of, descendants, wait_for_end
-from tests.resilience.tiered.kept import wait_until
+from tests.waiting import wait_until
 
 TWO_NODES = (
     "trainer.num_nodes=2",

@@ -13,7 +13,6 @@ from resilience.run_record import RUN_VARIABLE
 from resilience.tiered.loader import whole_steps
 from tests.cases import slow
 from tests.recipes_training.megatron.runs import make_megatron_job
-from tests.resilience.tiered.kept import wait_until
 from tests.resilience.tiered.s3_server import s3_server
 from tests.scenarios.recovery.runs import FaultOutcome, check_same_bits, finish, run_job, start_run
 from tests.scenarios.tiered.runs import (
@@ -25,6 +24,7 @@ from tests.scenarios.tiered.runs import (
     start_nodes,
     tiered,
 )
+from tests.waiting import wait_until
 
 Undisturbed = Callable[[Job], FaultOutcome]
 PATIENT = {"hang_deadline_s": 120, "stop_deadline_s": 15}

@@ -18,8 +18,8 @@ from resilience.tiered.memoryd.options import parse_options
 from tests.ports import free_ports
 from tests.resilience.rank_processes import run_ranks
 from tests.resilience.tiered.daemons import ROOT
-from tests.resilience.tiered.kept import wait_until
 from tests.tokens import write_token
+from tests.waiting import wait_until
 
 _PAGE = (ROOT / "docs" / "tiered.md").read_text("utf-8")
 _SECTION = _PAGE.partition("\n## Without the launcher\n")[2].partition("\n## ")[0]

@@ -13,7 +13,6 @@ import pytest
 from launcher.job import Job
 from resilience.events import read_events
 from tests.processes import processes_with
-from tests.resilience.tiered.kept import wait_until
 from tests.scenarios.recovery.runs import (
     LIMIT_S,
     Run,
@@ -29,6 +28,7 @@ from tests.scenarios.tiered.runs import (
     start_nodes,
     tiered,
 )
+from tests.waiting import wait_until
 
 NUM_STEPS = 30
 NODES = ("n0", "n1", "n2", "n3")

@@ -15,7 +15,7 @@ from tests.launcher.command import launch
 from tests.launcher.local_world import end_all, launcher_of
 from tests.launcher.real_runs import named
 from tests.processes import wait_for_end
-from tests.resilience.tiered.kept import wait_until
+from tests.waiting import wait_until
 
 ROOT = shipped_folder()
 PYTHON = ROOT / ".venv-frameworks/bin/python"

@@ -16,7 +16,7 @@ from tests.launcher.command import launch, put
 from tests.launcher.local_world import end_all, launcher_of
 from tests.launcher.real_runs import named
 from tests.processes import wait_for_end
-from tests.resilience.tiered.kept import wait_until
+from tests.waiting import wait_until
 
 EXAMPLE = (shipped_folder() / "examples/torch_ddp.py").read_text()
 # By which a test knows whom to kill; nothing else is changed.

@@ -112,31 +112,6 @@ def test_secrets_reach_the_agents_and_nothing_else(
     assert found.stdout == ""
 
 
-@pytest.mark.parametrize(
-    ("secret", "message"),
-    [
-        pytest.param("absent", "secret TOKEN_NAME: no file", id="no-such-file"),
-        pytest.param("readable", "has mode 644; allowed: 600", id="others-may-read-it"),
-        pytest.param("empty", "is empty", id="empty-file"),
-        pytest.param(None, "secret TOKEN_NAME is not set; export it", id="not-exported"),
-    ],
-)
-def test_unusable_secret_ends_the_job_with_a_message(
-    submit: Submit, tmp_path: Path, secret: str | None, message: str
-):
-    (tmp_path / "readable").write_text(SECRET)
-    (tmp_path / "readable").chmod(0o644)
-    (tmp_path / "empty").touch(mode=0o600)
-    file = str(tmp_path / secret) if secret else None
-    run = submit(cluster={"secrets": {"TOKEN_NAME": {"file": file}}})
-
-    assert run.end() == "FAILED"
-    assert run.exit_status == "1"
-    assert message in run.log()
-    assert SECRET not in run.log()
-    assert not list(run.folder.glob("seen-*"))
-
-
 def test_failing_agent_ends_the_other_nodes_and_gives_the_job_its_status(submit: Submit):
     run = submit(does="fail on the second node")
 

@@ -11,7 +11,6 @@ import pytest
 from resilience.tiered.loader import whole_steps
 from tests.cases import slow
 from tests.resilience.tiered.daemons import Daemon
-from tests.resilience.tiered.kept import wait_until
 from tests.resilience.tiered.s3_server import s3_server
 from tests.scenarios.recovery.conftest import undisturbed  # noqa: F401
 from tests.scenarios.recovery.matrix import pack, spread_faults
@@ -27,6 +26,7 @@ from tests.scenarios.tiered.runs import (
     tiered,
 )
 from tests.tokens import write_token
+from tests.waiting import wait_until
 
 NUM_STEPS = 40
 SLOW = {"kind": "slow", "place": "data", "step": 18, "rank": 0, "seconds": 100}

@@ -11,9 +11,9 @@ import pytest
 
 from resilience.tiered.loader import newest_whole
 from tests.resilience.tiered.daemons import Daemon
-from tests.resilience.tiered.kept import wait_until
 from tests.scenarios.recovery.runs import finish, start_run
 from tests.scenarios.tiered.runs import is_saved, make_tiered_job, open_only, start_nodes
+from tests.waiting import wait_until
 
 ASKED = 128 + signal.SIGTERM
 NAMES = ("n0", "n1", "n2", "n3")

@@ -21,9 +21,9 @@ from resilience.tiered.stores.objects import Stored
 from resilience.tiered.stores.s3 import S3Settings
 from resilience.tiered.stores.store import Store
 from tests.resilience.tiered.fault_proxy import Fault, FaultProxy, fault_proxy
-from tests.resilience.tiered.kept import wait_until
 from tests.resilience.tiered.s3_server import S3Server
 from tests.resilience.tiered.store_places import Place, Shard, big_shard, make_shard, s3_place
+from tests.waiting import wait_until
 
 
 @pytest.fixture
