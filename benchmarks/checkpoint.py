@@ -156,7 +156,12 @@ def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").splitlines()[0], allow_abbrev=False
     )
-    parser.add_argument("--rows", default=",".join(ROWS), help=f"of {', '.join(ROWS)}")
+    parser.add_argument(
+        "--rows",
+        type=machine.names_of(ROWS),
+        default=list(ROWS),
+        help=f"of {', '.join(ROWS)}",
+    )
     parser.add_argument("--laps", type=int, default=5)
     parser.add_argument("--peer-laps", type=int, help="of the others (default: as many)")
     parser.add_argument("--mib-per-rank", type=int, default=512, help="at least 8")
@@ -164,11 +169,6 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     machine.add_arguments(parser)
     arguments = parser.parse_args()
-    arguments.rows = arguments.rows.split(",")
-    if unknown := set(arguments.rows) - ROWS.keys():
-        parser.error(
-            f"argument --rows: no {', '.join(sorted(unknown))}; want some of {', '.join(ROWS)}"
-        )
     if arguments.laps < 1 or arguments.mib_per_rank < 8 or not 64 <= arguments.tensors <= 256:
         parser.error("want --laps of 1 or more, --mib-per-rank of 8 or more, --tensors 64 to 256")
     arguments.peer_laps = arguments.peer_laps or arguments.laps
@@ -178,8 +178,6 @@ def read_arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure, print the table and the bars, write them as JSON where asked."""
     arguments = read_arguments()
-    # Else what it has started would outlive it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     about = machine.check_load(arguments)
     plan = Plan(
         folder=Path("/dev/shm"),
@@ -195,18 +193,11 @@ def main() -> None:
     for bar in bars:
         print(bar)
     print(f"load {os.getloadavg()[0]:.1f} at the end")
-    if arguments.json:
-        table = {
-            "machine": about,
-            "mib_per_rank": plan.mib_per_rank,
-            "num_ranks": plan.num_ranks,
-            "num_tensors": plan.num_tensors,
-            "rows": rows,
-            "bars": [
-                {**dataclasses.asdict(each), "is_held": each.is_held} for each in bars
-            ],
-        }  # fmt: skip
-        arguments.json.write_text(json.dumps(table, indent=1) + "\n")
+    machine.write_json(
+        arguments.json, about, rows=rows,
+        mib_per_rank=plan.mib_per_rank, num_ranks=plan.num_ranks, num_tensors=plan.num_tensors,
+        bars=[{**dataclasses.asdict(each), "is_held": each.is_held} for each in bars],
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -71,7 +70,12 @@ def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").splitlines()[0], allow_abbrev=False
     )
-    parser.add_argument("--rows", default=",".join(figures.FIGURES), help="some of the default")
+    parser.add_argument(
+        "--rows",
+        type=machine.names_of(figures.FIGURES),
+        default=list(figures.FIGURES),
+        help=f"of {', '.join(figures.FIGURES)}",
+    )
     parser.add_argument("--laps", type=int, default=5)
     parser.add_argument("--read", type=int, default=512, help="batches of a lap of reading")
     parser.add_argument("--made", type=int, default=4000, help="batches of a lap of the producer")
@@ -82,12 +86,6 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     machine.add_arguments(parser)
     arguments = parser.parse_args()
-    arguments.rows = arguments.rows.split(",")
-    if unknown := set(arguments.rows) - figures.FIGURES.keys():
-        parser.error(
-            f"argument --rows: no {', '.join(sorted(unknown))}; "
-            f"want some of {', '.join(figures.FIGURES)}"
-        )
     if min(arguments.laps, arguments.consumers) < 1 or arguments.read < 64:
         parser.error("want --laps and --consumers of 1 or more, --read of 64 or more")
     if arguments.made < 100 or arguments.steps < 100 or arguments.resume % 8:
@@ -108,8 +106,6 @@ def find_versions() -> dict[str, str]:
 def main() -> None:
     """Measure, print the table and the bars, write them as JSON where asked."""
     arguments = read_arguments()
-    # Else what it has started would outlive it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     about = {**machine.check_load(arguments), **find_versions()}
     plan = Plan(
         folder=Path("/dev/shm"),
@@ -128,16 +124,10 @@ def main() -> None:
     for bar in bars:
         print(bar)
     print(f"load {os.getloadavg()[0]:.1f} at the end")
-    if arguments.json:
-        table = {
-            "machine": about,
-            "plan": json.loads(write_plan(plan)),
-            "rows": {name: dataclasses.asdict(row) for name, row in rows.items()},
-            "bars": [
-                {**dataclasses.asdict(each), "is_held": each.is_held} for each in bars
-            ],
-        }  # fmt: skip
-        arguments.json.write_text(json.dumps(table, indent=1) + "\n")
+    machine.write_json(
+        arguments.json, about, plan=json.loads(write_plan(plan)), rows=rows,
+        bars=[{**dataclasses.asdict(each), "is_held": each.is_held} for each in bars],
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

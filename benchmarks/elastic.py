@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.machine import add_arguments, check_load
+from benchmarks.machine import add_arguments, check_load, write_json
 from benchmarks.repair import LIVING, MESSAGES
 from launcher.clusters.local_nodes import end_strays, find_strays
 from launcher.clusters.running.lock import read_lock
@@ -254,8 +254,7 @@ def main() -> None:
         bar_s = bars_s.get(kind)
         word = f"{bar_s} s: {'holds' if middle <= bar_s else 'missed'}" if bar_s else "-"
         print(f"| {kind} | {middle:.3f} ({low:.3f} to {high:.3f}) | {len(seconds)} | {word} |")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine, "found": found}))
+    write_json(arguments.json, machine, found=found)
 
 
 if __name__ == "__main__":

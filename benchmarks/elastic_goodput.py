@@ -20,11 +20,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import re
 import selectors
-import signal
 import subprocess
 import sys
 import time
@@ -52,7 +50,7 @@ from benchmarks.elastic_trace import (
 )
 from benchmarks.faultbench import free_ports, run_folder
 from benchmarks.jobplan import JobPlan
-from benchmarks.machine import add_arguments, check_load
+from benchmarks.machine import add_arguments, check_load, names_of, write_json
 from benchmarks.processes import end_processes
 from benchmarks.recovery_peers.slow_trainer import SLEEP_VARIABLE
 from launcher.clusters.local import endpoints, num_peer_ports
@@ -420,24 +418,19 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=180, help="length of each window")
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--systems", default=",".join(SYSTEMS))
+    parser.add_argument("--systems", type=names_of(SYSTEMS), default=list(SYSTEMS))
     parser.add_argument("--model", choices=WORKERS, default="small")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--keep", type=Path, help="copy logs and events of all runs here")
     add_arguments(parser)
     arguments = parser.parse_args()
     arguments.seeds = [int(seed) for seed in arguments.seeds.split(",")]
-    arguments.systems = arguments.systems.split(",")
-    if unknown := sorted(set(arguments.systems) - set(SYSTEMS)):
-        parser.error(f"no systems {', '.join(unknown)}; known: {', '.join(SYSTEMS)}")
     return arguments
 
 
 def main() -> None:
     """Measure each system alone and under each seed, and print a line for each."""
     arguments = parse_arguments()
-    # Else agents would stay.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     machine = check_load(arguments)
     for seed in arguments.seeds:
         happenings = plan_happenings(plan_stays(seed, arguments.seconds))
@@ -461,9 +454,7 @@ def main() -> None:
     for each in found:
         if "lost" in each:
             print(render_account(each))
-    if arguments.json:
-        values = {"machine": machine, "seconds": arguments.seconds, "found": found}
-        arguments.json.write_text(json.dumps(values, indent=1) + "\n", "utf-8")
+    write_json(arguments.json, machine, seconds=arguments.seconds, found=found)
 
 
 if __name__ == "__main__":

@@ -168,8 +168,6 @@ def main() -> None:
     add_arguments(parser)
     arguments = parser.parse_args()
     check_load(arguments)
-    # Else its agents would stay.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     found: dict[str, list[tuple[float, int]]] = {"a member is killed": [], "a node comes": []}
     with run_folder() as folder:
         plan = JobPlan(run_dir=folder, num_steps=10**6, ports=free_ports(1), gloo_timeout_s=30.0)

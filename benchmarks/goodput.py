@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -139,16 +137,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=120, help="length of the window")
     parser.add_argument("--mean-gap", type=float, default=10, help="seconds per fault on average")
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--systems", default=",".join(system.name for system in DEFAULT))
+    parser.add_argument(
+        "--systems", type=machine.names_of(SYSTEMS), default=[system.name for system in DEFAULT]
+    )
     parser.add_argument("--limit", type=float, default=90, help="seconds without a step: given up")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--keep", type=Path, help="copy logs and events of all runs here")
     machine.add_arguments(parser)
     arguments = parser.parse_args()
     arguments.seeds = [int(seed) for seed in arguments.seeds.split(",")]
-    arguments.systems = arguments.systems.split(",")
-    if unknown := sorted(set(arguments.systems) - set(SYSTEMS)):
-        parser.error(f"no systems {', '.join(unknown)}; known: {', '.join(SYSTEMS)}")
     return arguments
 
 
@@ -163,7 +160,6 @@ def print_schedules(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Measure the chosen systems, print the table and the time lines."""
     arguments = parse_arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     about = machine.check_load(arguments)
     print_schedules(arguments)
     print("| system | seed | steps/s | steps | samples | faults | rescues | other numbers | end |")
@@ -176,10 +172,8 @@ def main() -> None:
             quiet, *disturbed = rows
             worst = min(disturbed, key=lambda result: result.steps_per_s)
             print(render_time_line(worst, quiet), flush=True)
-    if arguments.json:
-        values = [dataclasses.asdict(result) for rows in results.values() for result in rows]
-        text = json.dumps({"machine": about, "seconds": arguments.seconds, "runs": values})
-        arguments.json.write_text(text + "\n", "utf-8")
+    runs = [result for rows in results.values() for result in rows]
+    machine.write_json(arguments.json, about, seconds=arguments.seconds, runs=runs)
 
 
 if __name__ == "__main__":

@@ -362,18 +362,15 @@ def describe_device(device: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; return 1 where a part does not hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--parts", type=machine.names_of(PARTS), default=list(PARTS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args(arguments)
-    names = options.parts.split(",")
-    if unknown := sorted(set(names) - set(PARTS)):
-        parser.error(f"no part {', '.join(unknown)}; known: {', '.join(PARTS)}")
     is_there = options.device == "cpu" or torch.cuda.is_available()
     print(" | ".join(f"{key} {value}" for key, value in machine.describe_machine().items()))
     print(describe_device(options.device) if is_there else NO_GPU)
     print("| part | what has to hold | shown | seen |\n|---|---|---|---|", flush=True)
     has_failed = False
-    for name in names:
+    for name in options.parts:
         what, show = PARTS[name]
         missing = Row(part=name, what=what, is_shown=None, seen=f"not shown: {NO_GPU}")
         for row in show(options.device) if is_there else [missing]:

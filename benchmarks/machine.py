@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import os
 import platform
+import signal
+import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +29,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def names_of(known: Collection[str]) -> Callable[[str], list[str]]:
+    """Return what reads an option's names, with commas between."""
+
+    def read(text: str) -> list[str]:
+        names = text.split(",")
+        if unknown := sorted(set(names) - set(known)):
+            raise argparse.ArgumentTypeError(f"no {', '.join(unknown)}; known: {', '.join(known)}")
+        return names
+
+    return read
+
+
+def write_json(path: Path | None, about: object, **values: Any) -> None:
+    """Write figures, dataclasses among them, with the machine; nothing without a path."""
+    if path:
+        text = json.dumps({"machine": about, **values}, indent=1, default=dataclasses.asdict)
+        path.write_text(text + "\n", "utf-8")
+
+
 def describe_machine() -> dict[str, object]:
     """Return model, cores, kernel and load of this machine."""
     lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
@@ -37,7 +62,11 @@ def describe_machine() -> dict[str, object]:
 
 
 def check_load(arguments: argparse.Namespace) -> dict[str, object]:
-    """Print the machine, and leave with an error if it is too busy."""
+    """Print the machine, and leave with an error if it is too busy.
+
+    From then on SIGTERM ends this process in order, with all that it has started.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     machine = describe_machine()
     print(" | ".join(f"{key} {value}" for key, value in machine.items()), flush=True)
     load = os.getloadavg()[0]

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import os
 import signal
 import sys
@@ -194,7 +193,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     machine.add_arguments(parser)
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     about = machine.check_load(arguments)
     bar_s = NETWORK_BAR_S if arguments.network else BAR_S
     try:
@@ -208,10 +206,7 @@ def main() -> None:
         times = figures.spread([each.seconds for each in of_role])
         lost = " ".join(str(each.steps_lost) for each in of_role)
         print(f"| {role} | {times} | {lost} | {bar_s:g} |")
-    if arguments.json:
-        rows = [dataclasses.asdict(each) for each in losses]
-        text = json.dumps({"machine": about, "bar_s": bar_s, "losses": rows}, indent=1)
-        arguments.json.write_text(text + "\n", "utf-8")
+    machine.write_json(arguments.json, about, bar_s=bar_s, losses=losses)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,7 @@ rank.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-import signal
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,14 +37,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=1000, help="steps of each kind")
     parser.add_argument("--gib", type=float, default=1.0, help="state of each rank, for memory")
     parser.add_argument("--memory-ranks", type=int, default=NUM_RANKS)
-    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--parts", type=machine.names_of(PARTS), default=list(PARTS))
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--keep", type=Path, help="copy the moments of all steps here")
     machine.add_arguments(parser)
     arguments = parser.parse_args()
-    arguments.parts = arguments.parts.split(",")
-    if unknown := sorted(set(arguments.parts) - set(PARTS)):
-        parser.error(f"no parts {', '.join(unknown)}; known: {', '.join(PARTS)}")
     if min(arguments.pairs, arguments.memory_ranks) < 2:
         parser.error("fewer than 2 pairs or ranks show nothing")
     return arguments
@@ -170,19 +164,11 @@ def render_memory(
     return "\n".join(lines)
 
 
-def plain_values(value: object) -> object:
-    """Turn dataclasses into what JSON knows."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
-
-
 def main() -> None:
     """Measure the chosen parts and print what came out."""
     arguments = parse_arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     about = machine.check_load(arguments)
-    results: dict[str, Any] = {"machine": about}
+    results: dict[str, Any] = {}
     cores = int(str(about["cores"]))
     if "steps" in arguments.parts:
         results["steps"] = judge_steps(run_steps(arguments.pairs, keep=arguments.keep), cores)
@@ -191,9 +177,7 @@ def main() -> None:
         off, on = overhead_memory.measure_both(arguments.gib, arguments.memory_ranks)
         results["memory"] = {"off": off, "on": on, "ratios": overhead_memory.ratios(off, on)}
         print(render_memory(off, on, arguments.gib, arguments.memory_ranks), flush=True)
-    if arguments.json:
-        text = json.dumps(results, indent=1, default=plain_values)
-        arguments.json.write_text(text + "\n", "utf-8")
+    machine.write_json(arguments.json, about, **results)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
-import sys
 from pathlib import Path
 
 from benchmarks import machine
@@ -44,13 +42,10 @@ def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=1000, help="steps of each kind")
-    parser.add_argument("--layouts", default=",".join(LAYOUTS))
+    parser.add_argument("--layouts", type=machine.names_of(LAYOUTS), default=list(LAYOUTS))
     parser.add_argument("--work", type=int, default=1, help="times as many micro batches a step")
     machine.add_arguments(parser)
     arguments = parser.parse_args()
-    arguments.layouts = arguments.layouts.split(",")
-    if unknown := sorted(set(arguments.layouts) - set(LAYOUTS)):
-        parser.error(f"no layouts {', '.join(unknown)}; known: {', '.join(LAYOUTS)}")
     if arguments.pairs < 2:
         parser.error("fewer than 2 pairs show nothing")
     if arguments.work < 1:
@@ -83,7 +78,6 @@ def measure(layout: str, pairs: int, work: int) -> tuple[figures.Ratio, dict[str
 def main() -> None:
     """Measure the chosen layouts and print a line for each."""
     arguments = parse_arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     machine.check_load(arguments)
     print("| layout | with recovery / plain | of sums | pairs | plain ms | ours ms | bar |")
     print("|---|---|---|---|---|---|---|", flush=True)

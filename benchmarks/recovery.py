@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,19 +61,18 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("-n", "--num-faults", type=int, default=3, help="faults of each kind")
     parser.add_argument("--trainer", choices=tuple(SYSTEMS), default="torch")
     parser.add_argument("--systems", help="names of systems, with commas between")
-    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--kinds", type=machine.names_of(KINDS), default=list(KINDS))
     parser.add_argument("--limit", type=float, default=120, help="seconds without a step: given up")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--keep", type=Path, help="copy logs and events of all runs here")
     machine.add_arguments(parser)
     arguments = parser.parse_args()
-    if arguments.systems is None:
-        arguments.systems = ",".join(system.name for system in DEFAULT[arguments.trainer])
-    for option, known in (("systems", SYSTEMS[arguments.trainer]), ("kinds", KINDS)):
-        names = getattr(arguments, option).split(",")
-        if unknown := sorted(set(names) - set(known)):
-            parser.error(f"no {option} {', '.join(unknown)}; known: {', '.join(known)}")
-        setattr(arguments, option, names)
+    default = ",".join(system.name for system in DEFAULT[arguments.trainer])
+    try:
+        read = machine.names_of(SYSTEMS[arguments.trainer])
+        arguments.systems = read(arguments.systems or default)
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"argument --systems: {error}")
     return arguments
 
 
@@ -164,7 +161,6 @@ def render_row(row: Row, limit_s: float) -> str:
 def main() -> None:
     """Measure the chosen systems and print the table."""
     arguments = parse_arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     about = machine.check_load(arguments)
     systems = [SYSTEMS[arguments.trainer][name] for name in arguments.systems]
     for system in systems:
@@ -178,10 +174,8 @@ def main() -> None:
     for system in systems:
         for row in measure(system, arguments.kinds, arguments):
             print(render_row(row, arguments.limit), flush=True)
-            rows.append(dataclasses.asdict(row))
-    if arguments.json:
-        text = json.dumps({"machine": about, "limit_s": arguments.limit, "rows": rows}, indent=1)
-        arguments.json.write_text(text + "\n", "utf-8")
+            rows.append(row)
+    machine.write_json(arguments.json, about, limit_s=arguments.limit, rows=rows)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,7 @@ is there before and after, and of which each process has a larger share while on
 from __future__ import annotations
 
 import argparse
-import signal
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -122,7 +120,6 @@ def peaks(samples: Sequence[Sample], events: Sequence[Event]) -> tuple[int, dict
 def main() -> None:
     """Measure, and print a line for each figure."""
     arguments = parse_arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     machine.check_load(arguments)
     samples, events = run(arguments.layers, arguments.num_faults)
     num_values = arguments.layers * (4 * HIDDEN**2 + 3 * HIDDEN * FFN) / 2

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from datetime import timedelta
-from pathlib import Path
 
 from benchmarks.events import EventLog
 from benchmarks.jobplan import read_plan
@@ -23,10 +21,10 @@ LOG.write("started", RANK)
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from torch.distributed import checkpoint  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from benchmarks.recovery_peers import job  # noqa: E402
+from benchmarks.recovery_peers.newest_checkpoint import NewestCheckpoint  # noqa: E402
 from benchmarks.recovery_peers.small_model import SmallModel  # noqa: E402
 
 SMALL = {
@@ -39,28 +37,6 @@ SMALL = {
 """The model of llama3_tiny_elastic."""
 SMALL_SEQUENCE = 32
 NUM_BATCHES = PLAN.num_micro_batches
-FOLDER = Path(PLAN.run_dir, "checkpoints")
-NEWEST = FOLDER / "newest"
-
-
-def save(state: dict[str, torch.Tensor], next_step: int) -> None:
-    """Write a checkpoint, and name it the newest once it is whole; the two newest stay."""
-    checkpoint.save(state, checkpoint_id=FOLDER / str(next_step))
-    if RANK == 0:
-        fresh = FOLDER / "newest.new"
-        fresh.write_text(str(next_step), "utf-8")
-        fresh.replace(NEWEST)
-        shutil.rmtree(FOLDER / str(next_step - 2 * PLAN.checkpoint_every), ignore_errors=True)
-
-
-def restore(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load the newest checkpoint in place and return the step to go on with."""
-    if not NEWEST.exists():
-        return 0
-    next_step = int(NEWEST.read_text("utf-8"))
-    job.fill_optimizer(model, optimizer)
-    checkpoint.load(dict(job.named_state(model, optimizer)), checkpoint_id=FOLDER / str(next_step))
-    return next_step
 
 
 def build_model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -88,11 +64,11 @@ def draw_batch(number: int, step: int) -> torch.Tensor:
 
 def main() -> None:
     """Train from the newest checkpoint to the planned step."""
-    FOLDER.mkdir(exist_ok=True)
+    newest = NewestCheckpoint(PLAN)
     model, optimizer = build_model()
     timeout = timedelta(seconds=PLAN.gloo_timeout_s)
     dist.init_process_group("gloo", timeout=timeout)
-    next_step = restore(model, optimizer)
+    next_step = newest.restore(model, optimizer)
     LOG.write("restored", RANK, step=next_step)
     wrapped = DistributedDataParallel(model)
     own = range(RANK * NUM_BATCHES // WORLD, (RANK + 1) * NUM_BATCHES // WORLD)
@@ -106,8 +82,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         LOG.write("committed", RANK, step=step, loss=job.loss_bits(loss.detach()), world=WORLD)
-        if (step + 1) % PLAN.checkpoint_every == 0:
-            save(dict(job.named_state(model, optimizer)), step + 1)
+        newest.save(model, optimizer, step + 1)
 
 
 main()

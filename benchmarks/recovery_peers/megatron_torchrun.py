@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from benchmarks.events import EventLog
@@ -32,14 +30,14 @@ from megatron.core import dist_checkpointing, parallel_state  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from benchmarks.recovery_peers.megatron_plain import PlainMegatron, average  # noqa: E402
+from benchmarks.recovery_peers.newest_checkpoint import NewestCheckpoint, open_group  # noqa: E402
 from launcher.job.workload import MegatronTrainer  # noqa: E402
 from recipes_training.megatron.model import MegatronModel  # noqa: E402
 from recipes_training.megatron.plan import plan_megatron  # noqa: E402
 from recipes_training.megatron.state import MegatronState  # noqa: E402
 from resilience.state.digest import digest_state  # noqa: E402
 
-FOLDER = Path(PLAN.run_dir, "checkpoints")
-NEWEST = FOLDER / "newest"
+NEWEST = NewestCheckpoint(PLAN)
 
 LOG.write("imported", RANK)
 
@@ -61,20 +59,6 @@ class StrikingMegatron(PlainMegatron):
         return super().reduce(output)
 
 
-def open_group() -> None:
-    """Open the group under a prefix of this attempt, as `torchrun_worker` does."""
-    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.PrefixStore(f"attempt-{attempt}", dist.TCPStore(address, port, is_master=False))
-    dist.init_process_group(
-        "gloo",
-        store=store,
-        rank=RANK,
-        world_size=PLAN.num_ranks,
-        timeout=timedelta(seconds=PLAN.gloo_timeout_s),
-    )
-
-
 def describe(model: MegatronModel, *, is_loading: bool) -> dict[str, Any]:
     """Return Megatron's own description of what a checkpoint holds."""
     sharded = model.core.sharded_state_dict()
@@ -85,8 +69,8 @@ def describe(model: MegatronModel, *, is_loading: bool) -> dict[str, Any]:
 
 
 def save(model: MegatronModel, next_step: int) -> None:
-    """Write a checkpoint, and name it the newest once it is whole; the two newest stay."""
-    folder = FOLDER / str(next_step)
+    """Write a checkpoint, and name it the newest once it is whole."""
+    folder = NEWEST.folder / str(next_step)
     if RANK == 0:
         # What an attempt before has left half written.
         shutil.rmtree(folder, ignore_errors=True)
@@ -94,20 +78,15 @@ def save(model: MegatronModel, next_step: int) -> None:
     dist.barrier()
     dist_checkpointing.save(describe(model, is_loading=False), str(folder))
     dist.barrier()
-    if RANK == 0:
-        fresh = FOLDER / "newest.new"
-        fresh.write_text(str(next_step), "utf-8")
-        fresh.replace(NEWEST)
-        shutil.rmtree(FOLDER / str(next_step - 2 * PLAN.checkpoint_every), ignore_errors=True)
+    NEWEST.name_step(next_step)
 
 
 @torch.no_grad()
 def restore(model: MegatronModel) -> int:
     """Load the newest checkpoint and return the step to go on with."""
-    if not NEWEST.exists():
+    if not (next_step := NEWEST.read_step()):
         return 0
-    next_step = int(NEWEST.read_text("utf-8"))
-    folder = str(FOLDER / str(next_step))
+    folder = str(NEWEST.folder / str(next_step))
     loaded = dist_checkpointing.load(describe(model, is_loading=True), folder)
     model.core.load_state_dict(loaded["model"])
     model.optimizer.load_state_dict(loaded["optimizer"])
@@ -135,10 +114,9 @@ def draw_rows() -> Any:
 def main() -> None:
     """Train from the newest checkpoint to the planned step."""
     torch.set_num_threads(1)
-    FOLDER.mkdir(exist_ok=True)
     description = megatron_job.read_job(PLAN)
     assert isinstance(description.trainer, MegatronTrainer)
-    open_group()
+    open_group(PLAN)
     options = plan_megatron(description, description.trainer).parallel_state
     parallel_state.initialize_model_parallel(**options)
     LOG.write("joined", RANK)

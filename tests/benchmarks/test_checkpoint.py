@@ -115,7 +115,7 @@ def test_unknown_row_is_refused_with_the_names_that_there_are(monkeypatch, capsy
     with pytest.raises(SystemExit, match="2"):
         checkpoint.main()
 
-    assert "no theirs; want some of ours, memory" in capsys.readouterr().err
+    assert "no theirs; known: ours, memory" in capsys.readouterr().err
 
 
 @pytest.mark.slow

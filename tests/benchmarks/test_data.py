@@ -127,7 +127,7 @@ def test_published_batches_are_counted_in_all_caches_of_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--rows", "read,theirs"), "no theirs; want some of read, flow"),
+        (("--rows", "read,theirs"), "no theirs; known: read, flow"),
         (("--laps", "0"), "want --laps and --consumers of 1 or more"),
         (("--resume", "9"), "--resume a multiple of 8"),
     ],

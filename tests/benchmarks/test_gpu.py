@@ -54,10 +54,8 @@ def test_part_that_is_none_is_refused_with_those_there_are(capsys: Any) -> None:
         main(["--parts", "fork,forks"])
 
     assert ending.value.code == 2
-    assert (
-        "no part forks; known: fork, sticky, gate, bits, trainer, megatron"
-        in capsys.readouterr().err
-    )
+    words = "argument --parts: no forks; known: fork, sticky, gate, bits, trainer, megatron"
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
