@@ -112,11 +112,7 @@ class AesGcmSealer:
 
 
 def open_sealer(
-    encryption: CacheEncryption,
-    cache_folder: Path,
-    is_producer: bool,
-    *,
-    service: KeyService | None = None,
+    encryption: CacheEncryption, cache_folder: Path, *, is_producer: bool
 ) -> AesGcmSealer:
     """Return what encrypts and decrypts the batches of this cache.
 
@@ -127,8 +123,7 @@ def open_sealer(
     if find_spec("cryptography") is None:
         raise CacheKeyError("encryption of batches needs the package's extra encryption")
     key_id = _key_id(encryption)
-    if service is None:
-        service = _open_service(encryption, key_id, cache_folder.name)
+    service = _open_service(encryption, key_id, cache_folder.name)
     keys = DataKeys(service, encryption.kind, key_id, cache_folder)
     return AesGcmSealer(keys, keys.current() or keys.make() if is_producer else None)
 

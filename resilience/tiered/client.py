@@ -92,13 +92,13 @@ class TieredClient:
         """Return the job that has the namespace."""
         return str(self._hello.get("job", ""))
 
-    def prepare(self, num_bytes: int, *, timeout_s: float = TIMEOUT_S) -> None:
+    def prepare(self, num_bytes: int) -> None:
         """Have the memory of this process's next shards made; `begin` need not wait for it then.
 
         Blocks until it is there, or there is no room for more. The deadline grows as that of
         `begin`. Other calls of this client wait meanwhile: use one of its own (`twin`).
         """
-        limit_s = timeout_s + max(0, num_bytes) / SLOWEST_BYTES_PER_S
+        limit_s = TIMEOUT_S + max(0, num_bytes) / SLOWEST_BYTES_PER_S
         self._request({"op": "prepare", "num_bytes": num_bytes}, limit_s)
 
     def made_bytes(self) -> int:
@@ -118,14 +118,7 @@ class TieredClient:
         return twin
 
     def begin(
-        self,
-        *,
-        step: int,
-        generation: int,
-        shard: str,
-        num_shards: int,
-        num_bytes: int,
-        timeout_s: float = TIMEOUT_S,
+        self, *, step: int, generation: int, shard: str, num_shards: int, num_bytes: int
     ) -> Draft:
         """Return memory for a shard, to be filled and committed.
 
@@ -140,31 +133,27 @@ class TieredClient:
             "num_shards": num_shards,
             "num_bytes": num_bytes,
         }
-        limit_s = timeout_s + max(0, num_bytes) / SLOWEST_BYTES_PER_S
+        limit_s = TIMEOUT_S + max(0, num_bytes) / SLOWEST_BYTES_PER_S
         with self._turn(limit_s) as end_s:
             link, frame = self._ask(request, end_s)
             memory = self._open(frame, num_bytes, is_writable=True)
         return Draft(partial(self._ask_on, link), int(frame.message["segment"]), memory)
 
-    def steps(
-        self, *, timeout_s: float = TIMEOUT_S, check: Check | None = None
-    ) -> list[StepOnOffer]:
+    def steps(self, *, check: Check | None = None) -> list[StepOnOffer]:
         """Return the steps of the namespace that can be read, newest first."""
-        answer = self._request({"op": "steps"}, timeout_s, check)
+        answer = self._request({"op": "steps"}, check=check)
         self._hear_peers(answer)
         return read_record(list[StepOnOffer], answer["steps"], "list of steps")
 
-    def known_steps(self, *, timeout_s: float = TIMEOUT_S) -> KnownSteps:
+    def known_steps(self) -> KnownSteps:
         """Return what the daemon knows of all steps ever begun, and of the newest run."""
-        answer = self._request({"op": "known"}, timeout_s)
+        answer = self._request({"op": "known"})
         return read_record(KnownSteps, answer["known"], "list of steps")
 
-    def find(
-        self, *, step: int, generation: int, shard: str, timeout_s: float = TIMEOUT_S
-    ) -> HeldShard:
+    def find(self, *, step: int, generation: int, shard: str) -> HeldShard:
         """Return what this node alone has of a shard."""
         request = {"op": "find", "step": step, "generation": generation, "shard": shard}
-        answer = self._request(request, timeout_s)
+        answer = self._request(request)
         return HeldShard(digest=answer["digest"], is_being_written=bool(answer["is_being_written"]))
 
     def read(
@@ -194,7 +183,6 @@ class TieredClient:
         *,
         step: int,
         first_generation: int | None = None,
-        timeout_s: float = TIMEOUT_S,
         check: Check | None = None,
     ) -> int:
         """Say that a run begins, and goes on from a step; returns where its generations begin.
@@ -207,23 +195,23 @@ class TieredClient:
         with the number. Raises StaleError where a newer run has begun.
         """
         request = {"op": "go_back", "step": step, "first_generation": first_generation}
-        return int(self._request(request, timeout_s, check)["first_generation"])
+        return int(self._request(request, check=check)["first_generation"])
 
-    def newest_run(self, *, timeout_s: float = TIMEOUT_S) -> BegunRun | None:
+    def newest_run(self) -> BegunRun | None:
         """Return where the newest run goes on, as `go_back` has said; None where nobody has.
 
         For a process that is started into a run that goes on.
         """
-        run = self._request({"op": "go_back"}, timeout_s)["run"]
+        run = self._request({"op": "go_back"})["run"]
         return run and BegunRun(first_generation=int(run[0]), step=int(run[1]))
 
-    def flush(self, *, step: int, generation: int, timeout_s: float = TIMEOUT_S) -> None:
+    def flush(self, *, step: int, generation: int) -> None:
         """Have a step sent to the store whatever its cadence says, as the last of a run.
 
         To be called on each node with shards of it, once they are committed. Returns at once:
         a daemon that is told to end sends it first, for a while. A no-op without a store.
         """
-        self._request({"op": "flush", "step": step, "generation": generation}, timeout_s)
+        self._request({"op": "flush", "step": step, "generation": generation})
 
     def own(
         self,
@@ -310,7 +298,10 @@ class TieredClient:
             self._lock.release()
 
     def _request(
-        self, request: Mapping[str, Any], timeout_s: float, check: Check | None = None
+        self,
+        request: Mapping[str, Any],
+        timeout_s: float = TIMEOUT_S,
+        check: Check | None = None,
     ) -> dict[str, Any]:
         """Return the answer to what may be asked for twice, and opens nothing."""
         with self._turn(timeout_s, check) as end_s:

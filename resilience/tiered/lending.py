@@ -38,7 +38,7 @@ class Draft:
         self._ask = ask
         self._is_open = True
 
-    def commit(self, meta: ShardMeta, *, timeout_s: float = TIMEOUT_S) -> ShardMeta:
+    def commit(self, meta: ShardMeta) -> ShardMeta:
         """Make the shard visible.
 
         Raises LostError where the daemon ended meanwhile: nothing is visible then, unless
@@ -48,7 +48,7 @@ class Draft:
             raise ValueError("the writing is over")
         self._is_open = False
         request = {"op": "commit", "segment": self.segment, "meta": meta}
-        self._ask(request, timeout_s)
+        self._ask(request, TIMEOUT_S)
         return meta
 
     def abort(self) -> None:
@@ -84,13 +84,13 @@ class Loan:
         self._ask = ask
         self._is_open = True
 
-    def bad(self, *, timeout_s: float = TIMEOUT_S, check: Check | None = None) -> bool:
+    def bad(self, *, check: Check | None = None) -> bool:
         """Say that the bytes do not fit their checksums; returns whether they were dropped.
 
         The daemon hashes them again, and keeps what it finds intact. `check` is as in `read`.
         """
         request = {"op": "bad", "segment": self.segment}
-        limit_s = timeout_s + self.meta.num_bytes / SLOWEST_BYTES_PER_S
+        limit_s = TIMEOUT_S + self.meta.num_bytes / SLOWEST_BYTES_PER_S
         return bool(self._ask(request, limit_s, check)["is_dropped"])
 
     def release(self) -> None:

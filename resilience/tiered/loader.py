@@ -110,7 +110,6 @@ def load(
     generation: int,
     shards: Sequence[str] = (),
     num_shards: int = 0,
-    timeout_s: float = READ_TIMEOUT_S,
     check: Callable[[], None] | None = None,
 ) -> Loaded:
     """Copy this rank's part of a step into the tensors of its view, and take over the rest.
@@ -127,7 +126,7 @@ def load(
     unless a Partial view leaves it out.
     """
     own = view.shard or "0"
-    taking = _Taking(client, view, step, generation, timeout_s, check or (lambda: None))
+    taking = _Taking(client, view, step, generation, check or (lambda: None))
     order = order_shards(own, num_shards, shards) if shards else [own]
     for number, shard in enumerate(order, start=1):
         taking.take(shard, is_last=number == len(order))
@@ -153,7 +152,6 @@ class _Taking:
     view: StateView
     step: int
     generation: int
-    timeout_s: float
     check: Callable[[], None]
     num_bytes: int = 0
     num_bad: int = 0
@@ -177,7 +175,7 @@ class _Taking:
                     step=self.step,
                     generation=self.generation,
                     shard=shard,
-                    timeout_s=self.timeout_s,
+                    timeout_s=READ_TIMEOUT_S,
                     check=self.check,
                 )
             except KeyError:

@@ -74,7 +74,6 @@ class TieredReader(StepReader[ItemPlace]):
         allow_partial: bool = False,
         process_group: dist.ProcessGroup | None = None,
         no_dist: bool = False,
-        timeout_s: float = READ_TIMEOUT_S,
     ) -> None:
         super().__init__(allow_partial=allow_partial)
         self._client = client
@@ -84,7 +83,6 @@ class TieredReader(StepReader[ItemPlace]):
         self._allow_pickle = allow_pickle
         self._group = process_group
         self._no_dist = no_dist
-        self._timeout_s = timeout_s
         self._heard_by_s = 0.0
         """Until then a shard that this node has not heard of is waited for."""
         self.load_id = str(uuid4())
@@ -230,7 +228,7 @@ class TieredReader(StepReader[ItemPlace]):
                     step=self._step,
                     generation=self._generation,
                     shard=shard,
-                    timeout_s=self._timeout_s,
+                    timeout_s=READ_TIMEOUT_S,
                 )
             except KeyError as error:
                 if time.monotonic() >= self._heard_by_s:

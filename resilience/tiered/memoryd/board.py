@@ -17,6 +17,7 @@ from heapq import nlargest
 
 from resilience.tiered.catalog import Catalog, Copy, LowerTier, StepAt, judge_steps, step_of
 from resilience.tiered.memoryd.http_spaces import PREFIX as HTTP_PREFIX
+from resilience.tiered.memoryd.peer_directory import Changes
 from resilience.tiered.memoryd.peering import Peers, copy_in_memory
 from resilience.tiered.memoryd.shelf import Clock, Shelf
 from resilience.tiered.placement import Node
@@ -81,7 +82,121 @@ class _History:
         )
 
 
-class Board:
+class Uses:
+    """Namespaces that are in use, on this node and as the others say. Thread-safe."""
+
+    def __init__(self, vault: Vault, expire_s: float, clock: Clock) -> None:
+        self._vault = vault
+        self._expire_s = expire_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._used_s: dict[str, float] = {}
+        self._start_s = clock()
+        """When what is not in there counts as used: nobody knows of before."""
+        self._used_there: dict[str, frozenset[str]] = {}
+
+    def note_use(self, namespace: str) -> None:
+        """Take note that somebody writes or reads in a namespace."""
+        with self._lock:
+            self._used_s[namespace] = self._clock()
+
+    def own(self) -> list[str]:
+        """Return the namespaces held here that are claimed, or were used lately, on this node."""
+        names = {each.id.namespace for each in self._vault.metas()}
+        with self._lock:
+            # What is being written is not held yet.
+            self._used_s = {
+                name: at_s
+                for name, at_s in self._used_s.items()
+                if name in names or self._is_used(name)
+            }
+            return sorted(each for each in names if self._is_used(each))
+
+    def hear(self, node: str, names: frozenset[str]) -> None:
+        """Take note of what is in use on another node."""
+        with self._lock:
+            self._used_there[node] = names
+
+    def _is_used(self, namespace: str) -> bool:
+        """Return whether this node uses a namespace; the caller has the lock."""
+        age_s = self._clock() - self._used_s.get(namespace, self._start_s)
+        return age_s < self._expire_s or self._vault.is_claimed(namespace)
+
+    def is_over(self, namespace: str, living: Mapping[str, str]) -> bool:
+        """Return whether nobody uses a namespace."""
+        with self._lock:
+            there = (names for node, names in self._used_there.items() if node in living)
+            return not self._is_used(namespace) and not any(namespace in each for each in there)
+
+
+class Sendings:
+    """Uploads under way, on this node and as the others say. Thread-safe."""
+
+    def __init__(self, own: str, clock: Clock) -> None:
+        self._own = own
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._here: set[tuple[str, Sending]] = set()
+        """What this node is sending, with the namespaces."""
+        self._there: dict[str, list[tuple[str, Sending]]] = {}
+        self._flushed_s: dict[tuple[str, StepAt], float] = {}
+
+    def begin(self, namespace: str, sending: Sending) -> None:
+        """Take note of an upload of this node's."""
+        with self._lock:
+            self._here.add((namespace, sending))
+
+    def end(self, namespace: str, sending: Sending) -> None:
+        """Forget an upload."""
+        with self._lock:
+            self._here.discard((namespace, sending))
+
+    def flush(self, namespace: str, at: StepAt, tier: LowerTier) -> None:
+        """Count a step as being sent until the store has it."""
+        sending = Sending(tier=tier, at=at, digest=_FLUSH, node=self._own)
+        with self._lock:
+            self._here.add((namespace, sending))
+            self._flushed_s[namespace, at] = self._clock()
+
+    def flushes(self) -> list[tuple[str, StepAt]]:
+        """Return what was to be flushed here and is not in the store, as of the last views."""
+        return [(name, each.at) for name, each in self.own() if each.digest == _FLUSH]
+
+    def end_flushes(self, name: str, catalog: Catalog, seen_s: float) -> None:
+        """Forget what is in the store by now, or gone.
+
+        What was not there when somebody looked, at `seen_s`, may have come with the flush.
+        """
+        with self._lock:
+            for each in [of for to, of in self._here if to == name and of.digest == _FLUSH]:
+                state = catalog.states.get(each.at)
+                if state is None:
+                    is_over = self._flushed_s[name, each.at] < seen_s
+                else:
+                    is_over = state.is_stale or each.tier in state.whole_tiers
+                if is_over:
+                    del self._flushed_s[name, each.at]
+                    self._here.discard((name, each))
+
+    def own(self) -> list[tuple[str, Sending]]:
+        """Return what this node is sending, with the namespaces."""
+        with self._lock:
+            return sorted(self._here)
+
+    def hear(self, node: str, sendings: list[tuple[str, Sending]]) -> None:
+        """Take note of what another node is sending; what it sent before is over."""
+        with self._lock:
+            self._there[node] = sendings
+
+    def of(self, namespace: str, living: Mapping[str, str]) -> set[Sending]:
+        """Return what living nodes are sending."""
+        with self._lock:
+            there = (of for node, of in self._there.items() if node in living)
+            known = itertools.chain(self._here, *there)
+            return {each for name, each in known if name == namespace}
+
+
+class Board(Changes):
     """What one daemon knows. Any thread; asks nobody, so it never waits."""
 
     def __init__(
@@ -94,6 +209,7 @@ class Board:
         shelf: Shelf | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
+        super().__init__()
         self.vault = vault
         self.own = own
         self.settings = settings
@@ -104,36 +220,11 @@ class Board:
         self.is_passing: Callable[[ShardId], bool] = lambda shard_id: False
         """Says whether this node holds a shard only until others keep it instead."""
         self._clock = clock
-        self._changed = threading.Condition()
-        self._version = 0
         self._lock = threading.Lock()
         self._histories: dict[str, _History] = {}
-        self._sendings: set[tuple[str, Sending]] = set()
-        """What this node is sending, with the namespaces."""
-        self._flushed_s: dict[tuple[str, StepAt], float] = {}
-        self._sendings_there: dict[str, list[tuple[str, Sending]]] = {}
+        self.sendings = Sendings(own.name, clock)
+        self.uses = Uses(vault, settings.expire_s, clock)
         self._fetched: Counter[ShardId] = Counter()
-        self._used_s: dict[str, float] = {}
-        self._start_s = clock()
-        """When what is not in there counts as used: nobody knows of before."""
-        self._used_there: dict[str, frozenset[str]] = {}
-
-    @property
-    def version(self) -> int:
-        """Return what `wait` compares with."""
-        return self._version
-
-    def wake(self) -> None:
-        """Say that something has changed; neither blocks nor raises."""
-        with self._changed:
-            self._version += 1
-            self._changed.notify_all()
-
-    def wait(self, version: int, timeout_s: float | None) -> int:
-        """Wait until there is another version than this one, or a time is over; returns it."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._version != version, timeout_s)
-            return self._version
 
     def living(self) -> dict[str, str]:
         """Return the failure domain of each node that is there, this one included."""
@@ -187,38 +278,6 @@ class Board:
         wanted = min(self.settings.domains_min, len(set(living.values())))
         return {each for each, there in domains.items() if len(there) >= wanted}
 
-    def use(self, namespace: str) -> None:
-        """Take note that somebody writes or reads in a namespace."""
-        with self._lock:
-            self._used_s[namespace] = self._clock()
-
-    def used(self) -> list[str]:
-        """Return the namespaces held here that are claimed, or were used lately, on this node."""
-        names = {each.id.namespace for each in self.vault.metas()}
-        with self._lock:
-            # What is being written is not held yet.
-            self._used_s = {
-                name: at_s
-                for name, at_s in self._used_s.items()
-                if name in names or self._is_used(name)
-            }
-            return sorted(each for each in names if self._is_used(each))
-
-    def hear_used(self, node: str, names: frozenset[str]) -> None:
-        """Take note of what is in use on another node."""
-        with self._lock:
-            self._used_there[node] = names
-
-    def _is_used(self, namespace: str) -> bool:
-        """Return whether this node uses a namespace; the caller has the lock."""
-        age_s = self._clock() - self._used_s.get(namespace, self._start_s)
-        return age_s < self.settings.expire_s or self.vault.is_claimed(namespace)
-
-    def _is_over(self, namespace: str, living: Mapping[str, str]) -> bool:
-        """Return whether nobody uses a namespace; the caller has the lock."""
-        there = (names for node, names in self._used_there.items() if node in living)
-        return not self._is_used(namespace) and not any(namespace in each for each in there)
-
     def seen(self, namespace: str) -> frozenset[StepAt]:
         """Return histories known to have been there."""
         with self._lock:
@@ -264,31 +323,9 @@ class Board:
         """
         if self.shelf is None:
             return
-        sending = Sending(tier=self.shelf.tier, at=at, digest=_FLUSH, node=self.own.name)
-        with self._lock:
-            self._sendings.add((namespace, sending))
-            self._flushed_s[namespace, at] = self._clock()
+        self.sendings.flush(namespace, at, self.shelf.tier)
         self.wake()
         self.peers.wake()
-
-    def flushes(self) -> list[tuple[str, StepAt]]:
-        """Return what was to be flushed here and is not in the store, as of the last views."""
-        return [(name, each.at) for name, each in self.own_sendings() if each.digest == _FLUSH]
-
-    def _end_flushes(self, name: str, catalog: Catalog, seen_s: float) -> None:
-        """Forget what is in the store by now, or gone; the caller has the lock.
-
-        What was not there when somebody looked, at `seen_s`, may have come with the flush.
-        """
-        for each in [of for to, of in self._sendings if to == name and of.digest == _FLUSH]:
-            state = catalog.states.get(each.at)
-            if state is None:
-                is_over = self._flushed_s[name, each.at] < seen_s
-            else:
-                is_over = state.is_stale or each.tier in state.whole_tiers
-            if is_over:
-                del self._flushed_s[name, each.at]
-                self._sendings.discard((name, each))
 
     @contextmanager
     def sending(self, namespace: str, sending: Sending) -> Iterator[None]:
@@ -299,37 +336,18 @@ class Board:
             if sending.at not in begun:
                 history.begun_s[sending.tier] = self._clock()
                 history.stored = begun | {sending.at}
-            self._sendings.add((namespace, sending))
+        self.sendings.begin(namespace, sending)
         self.peers.wake()
         try:
             yield
         finally:
-            with self._lock:
-                self._sendings.discard((namespace, sending))
+            self.sendings.end(namespace, sending)
             self.peers.wake()
-
-    def own_sendings(self) -> list[tuple[str, Sending]]:
-        """Return what this node is sending, with the namespaces."""
-        with self._lock:
-            return sorted(self._sendings)
-
-    def hear_sendings(self, node: str, sendings: list[tuple[str, Sending]]) -> None:
-        """Take note of what another node is sending; what it sent before is over."""
-        with self._lock:
-            self._sendings_there[node] = sendings
-        self.wake()
 
     def is_sent_elsewhere(self, namespace: str, digest: str) -> bool:
         """Return whether another node sends this."""
-        with self._lock:
-            sendings = self._sendings_of(namespace, self.living())
+        sendings = self.sendings.of(namespace, self.living())
         return any(each.digest == digest and each.node != self.own.name for each in sendings)
-
-    def _sendings_of(self, namespace: str, living: Mapping[str, str]) -> set[Sending]:
-        """Return what living nodes are sending; the caller has the lock."""
-        there = (of for node, of in self._sendings_there.items() if node in living)
-        known = itertools.chain(self._sendings, *there)
-        return {each for name, each in known if name == namespace}
 
     @contextmanager
     def fetched(self, shard_id: ShardId) -> Iterator[None]:
@@ -386,9 +404,9 @@ class Board:
             )  # fmt: skip
             history.see_whole((each.at for each in catalog.steps if each.is_whole), now_s)
             history.see_complete(each.at for each in catalog.complete)
-            self._end_flushes(name, catalog, seen_s)
+            self.sendings.end_flushes(name, catalog, seen_s)
             if self.shelf and self.shelf.is_listed(name):
-                sent = {each.at for each in self._sendings_of(name, living)}
+                sent = {each.at for each in self.sendings.of(name, living)}
                 steps = frozenset({*map(step_of, stored), *sent})
                 history.see_stored(steps, self.shelf.tier, now_s)
             return View(
@@ -401,9 +419,9 @@ class Board:
                 since_s=dict(history.since_s),
                 whole_since_s=dict(history.whole_since_s),
                 begun_s=dict(history.begun_s),
-                sendings=tuple(sorted(self._sendings_of(name, living))),
+                sendings=tuple(sorted(self.sendings.of(name, living))),
                 seen=seen,
-                is_over=self._is_over(name, living),
+                is_over=self.uses.is_over(name, living),
                 last_complete=max(
                     (
                         each.at

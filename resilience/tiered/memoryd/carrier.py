@@ -80,7 +80,7 @@ class Carrier:
             at.step for view in views for at in find_wanted(view, judge(view), self._shelf.tier)
         }
         # One that is not whole yet may be so in a moment.
-        return sorted(wanted | {at.step for _, at in self._board.flushes()})
+        return sorted(wanted | {at.step for _, at in self._board.sendings.flushes()})
 
     def describe(self) -> dict[str, Any]:
         """Return how the store does and what it lacks, as JSON data."""
@@ -142,7 +142,7 @@ class Carrier:
             return 0.0
         rest_s = self._board.rest_s(views)
         # A node that has sent its part of a flushed step, and ended since, has told nobody.
-        flushed = {name for name, _ in self._board.flushes()}
+        flushed = {name for name, _ in self._board.sendings.flushes()}
         if others := [view for view, plan in plans if plan or view.namespace in flushed]:
             look_s = self._look_after(others)
             return look_s if rest_s is None else min(look_s, rest_s)

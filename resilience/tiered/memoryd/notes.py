@@ -57,8 +57,8 @@ class BoardNotes:
         }
         return NodeNotes(
             runs=runs,
-            sendings=tuple(board.own_sendings()),
-            used=tuple(board.used()),
+            sendings=tuple(board.sendings.own()),
+            used=tuple(board.uses.own()),
             stored=tuple(board.shelf.put_here()) if board.shelf else (),
             bad=tuple(board.shelf.found_bad()) if board.shelf else (),
             spaces=self._spaces.tell() if self._spaces else {},
@@ -68,11 +68,12 @@ class BoardNotes:
         """Take what another node has told last; raises ValueError for what is none."""
         board, told = self._board, read_record(NodeNotes, notes, "notes")
         self._hear_runs(told)
-        board.hear_used(node, frozenset(told.used))
+        board.uses.hear(node, frozenset(told.used))
         for name, each in told.sendings:
             check_step(name, each.at)
         # No node speaks for another one.
-        board.hear_sendings(node, [(name, replace(of, node=node)) for name, of in told.sendings])
+        board.sendings.hear(node, [(name, replace(of, node=node)) for name, of in told.sendings])
+        board.wake()
         if board.shelf:
             check_copies([copy for _, copy in told.stored])
             board.shelf.hear(node, told.stored, set(told.bad))

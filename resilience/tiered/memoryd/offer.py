@@ -103,7 +103,7 @@ class TieredOffer:
         where no copy could be had or was intact, VaultFullError where it finds no room.
         """
         end_s = time.monotonic() + HELD_TIMEOUT_S
-        self._board.use(shard_id.namespace)
+        self._board.uses.note_use(shard_id.namespace)
         with self._board.fetched(shard_id), self._alone(shard_id):
             while True:
                 version = self._board.version

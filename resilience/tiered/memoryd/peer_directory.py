@@ -103,6 +103,11 @@ class Changes:
         self._num_changes = self._num_own = self._num_there = 0
 
     @property
+    def version(self) -> int:
+        """Return what `wait` compares with."""
+        return self._num_changes
+
+    @property
     def own_changes(self) -> tuple[int, int]:
         """Return how often this node has changed, and how often who is there."""
         return self._num_own, self._num_there
@@ -121,7 +126,7 @@ class Changes:
             self._num_changes += 1
             self._condition.notify_all()
 
-    def wait(self, seen: int, timeout_s: float) -> int:
+    def wait(self, seen: int, timeout_s: float | None) -> int:
         """Block until there are other than `seen` changes, or the time is over; says how many."""
         with self._condition:
             self._condition.wait_for(lambda: self._num_changes != seen, timeout_s)
@@ -277,7 +282,7 @@ class Directory(Changes):
                 if peer.dropped:
                     peer.dropped &= set(held)
 
-    def version(self, name: str) -> int:
+    def version_of(self, name: str) -> int:
         """Return a number that grows with each change of what a node holds."""
         return self._peers[name].version
 

@@ -9,7 +9,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from resilience.arguments import NO_NAME, parse_endpoint
 from resilience.runtime.door import DAEMONS, NAME_BYTES
@@ -34,6 +33,8 @@ HELLO_TIMEOUT_S = 10.0
 _STATE_S = 1.0
 """How old what is told may become where nothing says that it has changed."""
 
+Begin = Callable[..., Writing]
+"""Begins to write a shard, as the vault does."""
 Complete = Callable[[], Mapping[str, frozenset[StepAt]]]
 """Returns by namespace the steps that this node has seen complete."""
 
@@ -52,15 +53,6 @@ class OwnState:
     jobs: Mapping[str, str]
     complete: Mapping[str, Sequence[StepAt]]
     """The steps that were complete here, as `choose_complete` returns them."""
-
-
-class Begin(Protocol):
-    """Begins to write a shard, as the vault does."""
-
-    def __call__(
-        self, shard_id: ShardId, num_bytes: int, *, owner: str = "", is_copy: bool = False
-    ) -> Writing:
-        """Return a segment to be filled."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -285,14 +285,14 @@ class Talk:
         pause = self._pauses.get(shard_id)
         if pause is None or time.monotonic() >= pause.until_s:
             return False
-        return pause.version in (None, self._house.directory.version(self._peer))
+        return pause.version in (None, self._house.directory.version_of(self._peer))
 
     def _send(self, shard: Held) -> None:
         """Send a shard, or put it off."""
         self._num_sent += 1
         self._served[shard.id.namespace] = self._num_sent
         self._current = step_key(shard.id)
-        version = self._house.directory.version(self._peer)
+        version = self._house.directory.version_of(self._peer)
         try:
             is_intact = self._push(shard)
         except KeyError:  # dropped meanwhile

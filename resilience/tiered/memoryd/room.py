@@ -30,7 +30,7 @@ class Room:
         VaultFullError says then why the rest has to stay.
         """
         vault = self._board.vault
-        self._board.use(shard_id.namespace)
+        self._board.uses.note_use(shard_id.namespace)
         is_odd = False
         for _ in range(_TRIES):
             try:

@@ -22,6 +22,9 @@ HUNG_MAX = 8
 HUNG_RETRY_S = 600.0
 """After so long it lets one more call try whether the store answers again."""
 
+_BYTES_PER_S_MIN = 16 << 20
+"""The slowest that bytes may be sent or read, on top of the deadline."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -82,10 +85,10 @@ class Calls:
     being done; after the deadline it is DeadlineError, and no other call is made.
     """
 
-    def __init__(self, what: str, deadline_s: float, hung: Hung) -> None:
+    def __init__(self, what: str, deadline_s: float, hung: Hung, num_bytes: int = 0) -> None:
         hung.check(what)
         self._what = what
-        self._deadline_s = deadline_s
+        self._deadline_s = deadline_s + num_bytes / _BYTES_PER_S_MIN
         self._hung = hung
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._outcomes: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()

@@ -36,9 +36,7 @@ class FolderSettings:
     folder: Path
     """Its parent has to be there: a disk that is not mounted is not filled beside its mount."""
     deadline_s: float = 60.0
-    """For one operation without its bytes."""
-    mib_per_s_min: float = 16.0
-    """The slowest that bytes may be written or read, on top of the deadline."""
+    """For one operation without its bytes; `Calls` adds the time for these."""
 
 
 def open_folder(settings: FolderSettings) -> Store:
@@ -117,8 +115,7 @@ class FolderObjects:
                 calls.renew()
 
     def _calls(self, what: str, num_bytes: int = 0) -> closing[Calls]:
-        deadline_s = self._settings.deadline_s + num_bytes / (self._settings.mib_per_s_min * 2**20)
-        return closing(Calls(what, deadline_s, self._hung))
+        return closing(Calls(what, self._settings.deadline_s, self._hung, num_bytes))
 
 
 class _Draft:

@@ -36,6 +36,8 @@ PARTS_MAX = 10_000
 _WINDOW_BYTES = 64 << 20
 """How much is asked for at once: the client keeps in memory what it was asked for."""
 _WINDOWS_AHEAD = 2
+_THROUGHPUT_GBPS = 10.0
+"""What the client aims at: it decides the number of connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,17 +56,12 @@ class S3Settings:
     """Such as http://127.0.0.1:8333; None for AWS's own, or that of AWS_ENDPOINT_URL."""
     force_path_style: bool = False
     """Name the bucket in the path: for a server that is not AWS's and is reached by a name."""
-    profile: str | None = None
     part_size_mib: int = 16
     """A shard has at most 10,000 parts."""
-    throughput_gbps: float = 10.0
-    """What the client aims at: it decides the number of connections."""
     attempts: int = 5
     """Times that a request is sent before the operation fails, with growing pauses between."""
     deadline_s: float = 60.0
     """For one operation without its bytes."""
-    mib_per_s_min: float = 16.0
-    """The slowest that bytes may be sent or read, on top of the deadline."""
 
     def __post_init__(self) -> None:
         if not self.bucket:
@@ -75,8 +72,8 @@ class S3Settings:
                 raise ValueError(f"endpoint {self.endpoint!r} is no http:// or https:// address")
         if not 5 <= self.part_size_mib <= 5120:
             raise ValueError(f"part_size_mib {self.part_size_mib} is not within 5 and 5120")
-        if self.attempts < 1 or self.deadline_s <= 0 or self.mib_per_s_min <= 0:
-            raise ValueError("attempts, deadline_s and mib_per_s_min have to be above 0")
+        if self.attempts < 1 or self.deadline_s <= 0:
+            raise ValueError("attempts and deadline_s have to be above 0")
 
 
 def open_s3(settings: S3Settings) -> Store:
@@ -210,9 +207,8 @@ class S3Objects:
 
     @contextmanager
     def _calls(self, what: str, num_bytes: int = 0) -> Iterator[Calls]:
-        deadline_s = self._settings.deadline_s + num_bytes / (self._settings.mib_per_s_min * 2**20)
         try:
-            with closing(Calls(what, deadline_s, self._hung)) as calls:
+            with closing(Calls(what, self._settings.deadline_s, self._hung, num_bytes)) as calls:
                 yield calls
         except DeadlineError:
             with self._lock:
@@ -266,9 +262,8 @@ def _make_client(settings: S3Settings) -> MountpointS3Client:
     return MountpointS3Client(
         region=settings.region,
         user_agent_prefix="resilience",
-        throughput_target_gbps=settings.throughput_gbps,
+        throughput_target_gbps=_THROUGHPUT_GBPS,
         part_size=settings.part_size_mib << 20,
-        profile=settings.profile,
         endpoint=settings.endpoint,
         force_path_style=settings.force_path_style,
         max_attempts=settings.attempts,

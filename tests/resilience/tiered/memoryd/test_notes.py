@@ -109,7 +109,7 @@ def test_what_is_in_use_elsewhere_is_no_job_that_is_over(tmp_path: Path) -> None
             return [view.is_over for node in NODES for view in boards[node].views()]
 
         now_s = 90
-        boards["a"].use("run")
+        boards["a"].uses.note_use("run")
         now_s = 110
         assert are_over() == [False, False]
         now_s = 191

@@ -237,7 +237,7 @@ def test_what_a_node_said_after_it_got_a_copy_counts_more_than_having_sent_it(
     directory: Directory,
 ) -> None:
     session = enter(directory)
-    version = directory.version("b")
+    version = directory.version_of("b")
     directory.change("b", session, [copy(ONE)], [])
     directory.change("b", session, [], [ONE])
     directory.note_copy("b", copy(ONE), version)
