@@ -20,6 +20,7 @@ port passes.
 
 from __future__ import annotations
 
+import functools
 import hmac
 import ipaddress
 from collections import Counter
@@ -71,6 +72,7 @@ class DoorKind:
         """Return the problems that another try does not mend."""
         return (self.foreign, self.unproven, SPEAKS_TLS, SPEAKS_PLAIN)
 
+    @functools.cache  # noqa: B019 - a process has one token
     def derive_key(self, token: str) -> bytes:
         """Return the key of proofs: HKDF with SHA-256 (RFC 5869), one block, without a salt."""
         secret = hmac.digest(bytes(_PROOF_BYTES), token.encode(), "sha256")
@@ -156,6 +158,7 @@ class Strangers:
         self._origin_places_max = origin_places_max
         self._origins: dict[int, str] = {}
         """By peer, the one that has waited longest first."""
+        self._counts: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._origins)
@@ -164,20 +167,25 @@ class Strangers:
         """Give a peer a place, and return the one that has to go for it."""
         origin = find_origin(host)
         self._origins[peer] = origin
-        ((most, _),) = Counter(self._origins.values()).most_common(1)
-        if sum(each == origin for each in self._origins.values()) > self._origin_places_max:
+        self._counts[origin] += 1
+        if self._counts[origin] > self._origin_places_max:
             return self.oldest(origin)
-        return self.oldest(most) if len(self._origins) > self._places_max else None
+        if len(self._origins) <= self._places_max:
+            return None
+        return self.oldest(max(self._counts, key=self._counts.__getitem__))
 
     def remove(self, peer: int) -> None:
         """Take a peer's place back, if it has one."""
-        self._origins.pop(peer, None)
+        if origin := self._origins.pop(peer, None):
+            self._counts[origin] -= 1
+            self._counts += Counter()  # which drops what is 0
 
     def oldest(self, origin: str | None = None) -> int:
         """Return who has waited longest, of one origin or of all."""
         return next(peer for peer, its in self._origins.items() if origin in (None, its))
 
 
+@functools.lru_cache
 def find_origin(host: str) -> str:
     """Return by what the places of a numeric address are counted."""
     address = ipaddress.ip_address(host.partition("%")[0])

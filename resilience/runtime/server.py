@@ -32,6 +32,10 @@ from resilience.runtime.tls import NOT_YET, Tls, shake_hands
 BACKLOG = 1024
 _ACCEPTS_MAX = 32
 """So many connections are accepted before those that have passed are read again."""
+_CALM_MAX = 8
+"""Beyond so many connections that have not passed, the port is looked at from time to time only."""
+_REST_S = 0.01
+"""Seconds between two such looks: a flood does not wake the process for each connection."""
 _DEAF_S = 1.0
 """Seconds without accepting where the process has no descriptor left."""
 _LINGER_S = 2.0
@@ -157,13 +161,16 @@ class Server:
         self._places = Strangers(min(PLACES_MAX, os.sysconf("SC_OPEN_MAX") // 4))
         self._waiting: dict[int, _Waiting] = {}
         """By descriptor, the oldest first."""
-        self._due_s = self._deaf_until_s = math.inf
+        self._due_s = self._deaf_until_s = self._rests_until_s = math.inf
         self._epoll = select.epoll()
         self._epoll.register(listening, select.EPOLLIN)
+        self._outer = select.epoll()
+        """Readable as the other one is, but for rests."""
+        self._outer.register(self._epoll, select.EPOLLIN)
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while `take` has something to do."""
-        return self._epoll.fileno()
+        return self._outer.fileno()
 
     def take(self) -> list[socket.socket]:
         """Lead all connections on, and return those that have passed; none of them blocks."""
@@ -173,6 +180,9 @@ class Server:
                 passed += self._accept()
             elif number in self._waiting:
                 passed += self._advance(number)
+        if len(self._places) > _CALM_MAX:
+            self._rests_until_s = time.monotonic() + _REST_S
+            self._outer.modify(self._epoll, 0)
         return passed
 
     def tick(self, now_s: float) -> float:
@@ -187,9 +197,12 @@ class Server:
         if self._deaf_until_s <= now_s:
             self._deaf_until_s = math.inf
             self._epoll.modify(self.listening, select.EPOLLIN)
+        if self._rests_until_s <= now_s:
+            self._rests_until_s = math.inf
+            self._outer.modify(self._epoll, select.EPOLLIN)
         until_s = (each.until_s for each in self._waiting.values())
         self._due_s = min(until_s, default=math.inf)
-        return min(self._due_s, self._deaf_until_s)
+        return min(self._due_s, self._deaf_until_s, self._rests_until_s)
 
     def linger(self, connection: socket.socket) -> None:
         """Close a refused connection in a moment: the refusal is read by then.
@@ -212,6 +225,7 @@ class Server:
         for each in self._waiting.values():
             each.way.socket.close()
         self.listening.close()
+        self._outer.close()
         self._epoll.close()
 
     def _accept(self) -> list[socket.socket]:
@@ -233,6 +247,8 @@ class Server:
             self._watch(self._credentials.lead(connection, connects=False), PROOF_S)
             if (leaves := self._places.add(connection.fileno(), address[0])) is not None:
                 self._forget(leaves).close()
+            # What it says has mostly come with it.
+            accepted += self._advance(connection.fileno())
         return accepted
 
     def _make_room(self, error: OSError) -> None:

@@ -141,18 +141,6 @@ def test_keys_are_those_of_rfc_5869() -> None:
     assert DoorKind(member="", magic=b"").derive_key("\x0b" * 22).hex() == key
 
 
-def test_what_was_overheard_opens_nothing() -> None:
-    heard = pass_through(door(connects=True), door(connects=False))
-
-    acceptor = door(connects=False)
-    feed(acceptor, heard[0])
-    with pytest.raises(DoorError):
-        feed(acceptor, heard[2])
-    connector = door(connects=True)
-    with pytest.raises(DoorError):
-        feed(connector, heard[1])
-
-
 def test_what_one_side_has_proved_is_no_proof_of_the_other_side() -> None:
     acceptor, stranger = door(connects=False), door(connects=True, token="guess")
 

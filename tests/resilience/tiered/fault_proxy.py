@@ -90,7 +90,7 @@ class FaultProxy:
         with self._lock:
             self._links.discard(link)
 
-    def note(self, data: bytes) -> None:
+    def note(self, data: bytes, *, is_up: bool) -> None:
         """Take note of what is passed on, either way."""
 
     def tamper(self, data: bytes, passed: int) -> bytes | None:
@@ -130,11 +130,15 @@ class Recorder(FaultProxy):
 
     def __init__(self, port: int, *, listens_at: int = 0) -> None:
         self.seen = bytearray()
+        self.up, self.down = bytearray(), bytearray()
+        """The same by its direction: what clients have said, and what they were answered."""
         super().__init__(port, listens_at=listens_at)
 
-    def note(self, data: bytes) -> None:
+    def note(self, data: bytes, *, is_up: bool) -> None:
         with self._lock:
             self.seen += data
+            said = self.up if is_up else self.down
+            said += data
 
 
 class _Link:
@@ -191,7 +195,7 @@ class _Link:
             tampered = self._proxy.tamper(data, passed)
             if tampered is None:
                 return False
-            self._proxy.note(tampered)
+            self._proxy.note(tampered, is_up=True)
             self._server.sendall(tampered)
             passed += len(data)
             self._proxy.count_up(len(data))
@@ -205,7 +209,7 @@ class _Link:
             if _is_cut(self._proxy.fault, "cut_down", passed + len(data)):
                 self._client.sendall(data[: len(data) // 2])
                 return False
-            self._proxy.note(data)
+            self._proxy.note(data, is_up=False)
             self._client.sendall(data)
             passed += len(data)
         self._client.shutdown(socket.SHUT_WR)

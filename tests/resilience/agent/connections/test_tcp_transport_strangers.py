@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import resource
 import secrets
 import select
@@ -34,6 +35,7 @@ from resilience.runtime.door import (
     DoorKind,
 )
 from resilience.runtime.tls import NOT_YET, derive_tls, shake_hands
+from tests.resilience.tiered.fault_proxy import Recorder
 from tests.resilience.transports import LIMIT_S, TOKEN, Node, TcpWorld, say
 
 ROOT = str(Path(__file__).parents[4])
@@ -158,6 +160,46 @@ def test_garbage_behind_the_door_ends_that_connection(two: Pair, lines: list[byt
         two.settle_until_closed(friend)
 
         two.check_undisturbed("Came", "Gone")
+
+
+def test_a_recorded_connection_opens_no_agent(two: Pair) -> None:
+    """Neither the agent that was spoken to nor another one, nor one that connects."""
+    recorder = Recorder(int(two.a.transport.address.rpartition(":")[2]))
+    c = two.world.node("c")
+    peer = c.transport.connect(recorder.endpoint.removeprefix("http://"))
+    c.transport.send(peer, say(7))
+    two.world.settle(lambda: two.a.heard() == [7])
+    two.a.transport.send(two.a.arrived[0].peer, say(8))
+    two.world.settle(lambda: c.heard() == [8])
+    recorder.close()
+    two.world.settle(lambda: two.a.kinds()[-1] == "Gone")
+
+    for node, said in itertools.product((two.a, two.b), (recorder.up, recorder.seen)):
+        with two.stranger(node=node) as stranger:
+            stranger.sendall(said)
+            two.settle_until_closed(stranger)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        number = two.b.transport.connect(f"127.0.0.1:{other.getsockname()[1]}")
+        two.world.settle(lambda: bool(select.select([other], [], [], 0)[0]))
+        with other.accept()[0] as accepted:
+            accepted.sendall(recorder.down)
+            two.world.settle(lambda: two.b.kinds(number) == ["Gone"])
+
+    two.check_undisturbed("Came", "Heard", "Gone")
+
+
+def test_a_flooded_port_wakes_an_agent_from_time_to_time(two: Pair) -> None:
+    with ExitStack() as stack:
+        for _ in range(9):
+            stack.enter_context(two.stranger())
+        two.a.transport.receive()
+        stack.enter_context(two.stranger())
+        is_awake = [bool(select.select([two.a.transport], [], [], 0)[0])]
+        two.a.transport.tick(two.a.transport.tick(0.0))
+        is_awake.append(bool(select.select([two.a.transport], [], [], 0)[0]))
+
+        assert is_awake == [False, True]
+        two.check_undisturbed()
 
 
 def test_agent_of_another_version_hears_which_version_is_there(two: Pair) -> None:
