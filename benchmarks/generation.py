@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -52,22 +53,43 @@ def train_nothing() -> None:
     import torch
     import torch.distributed as dist
 
+    from resilience.comm.agent_store import AgentStore
+    from resilience.comm.sockets import open_sockets
     from resilience.inprocess.block import Hooks, reexecutable
     from resilience.inprocess.generation import Generation
     from resilience.state.report import Phase, Report, fresh_report
 
     folder, num_times = Path(os.environ["OUT"]), int(os.environ["NUM_TIMES"])
-    begun: dict[int, float] = {}
-    times: list[tuple[int, float, float]] = []
+    begun: dict[int, tuple[float, float]] = {}
+    times: list[dict[str, float]] = []
     own: list[Any] = []
+    num_bytes: list[int] = []
+    multi_get = AgentStore.multi_get
+
+    def count(store: AgentStore, keys: Sequence[str]) -> list[bytes]:
+        values = multi_get(store, keys)
+        num_bytes.append(sum(map(len, values)))
+        return values
+
+    setattr(AgentStore, "multi_get", count)  # noqa: B010 - gloo calls it by this name
 
     def begin(generation: Generation) -> None:
-        begun[generation.number] = time.monotonic()
+        begun[generation.number] = time.monotonic(), time.process_time()
         own[:] = [generation.layout]
+        num_bytes.clear()
 
     def block(generation: Generation) -> None:
         dist.all_reduce(torch.ones(1))
-        times.append((generation.number, begun[generation.number], time.monotonic()))
+        begun_s, spent_s = begun[generation.number]
+        own_times = {
+            "number": generation.number,
+            "begun_s": begun_s,
+            "ended_s": time.monotonic(),
+            "cpu_s": time.process_time() - spent_s,
+            "sockets": len(open_sockets()),
+            "bytes": sum(num_bytes),
+        }
+        times.append(own_times)
         dist.barrier()
         if len(times) <= num_times:
             if generation.rank == 0:
@@ -83,8 +105,8 @@ def train_nothing() -> None:
     reexecutable(block, report=report, hooks=Hooks(before_restart=begin))()
 
 
-def time_ours(ranks: int, num_times: int, folder: Path) -> list[float]:
-    """Return how long each generation after the first has taken to open, in seconds."""
+def measure_ours(ranks: int, num_times: int, folder: Path) -> list[list[dict[str, float]]]:
+    """Return what each rank has measured in each generation after the first."""
     command = [
         *(sys.executable, "-m", "resilience.agent", "--nproc-per-node", str(ranks)),
         *("--run-dir", str(folder / "run"), "--spares", "0", "--rdzv-id", "g"),
@@ -94,12 +116,19 @@ def time_ours(ranks: int, num_times: int, folder: Path) -> list[float]:
     done = subprocess.run(command, check=False, env=variables, timeout=LIMIT_S, capture_output=True)
     if done.returncode:
         raise SystemExit(done.stderr.decode()[-2000:])
-    found: dict[int, list[tuple[float, float]]] = {}
+    found: dict[float, list[dict[str, float]]] = {}
     for path in folder.glob("rank-*.json"):
-        for number, begun_s, ended_s in json.loads(path.read_text()):
-            found.setdefault(number, []).append((begun_s, ended_s))
-    whole = [found[number] for number in sorted(found) if len(found[number]) == ranks]
-    return [max(each[1] for each in one) - min(each[0] for each in one) for one in whole][1:]
+        for each in json.loads(path.read_text()):
+            found.setdefault(each["number"], []).append(each)
+    return [found[number] for number in sorted(found) if len(found[number]) == ranks][1:]
+
+
+def time_ours(ranks: int, num_times: int, folder: Path) -> list[float]:
+    """Return how long each generation after the first has taken to open, in seconds."""
+    return [
+        max(each["ended_s"] for each in one) - min(each["begun_s"] for each in one)
+        for one in measure_ours(ranks, num_times, folder)
+    ]
 
 
 # ---- torch's

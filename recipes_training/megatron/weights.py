@@ -80,12 +80,12 @@ def export_model(
         whole = torch.empty(known[source] if group.rank == 0 else (0,), dtype=dtype)
         for rank, name, piece in parts[source]:
             if rank == group.rank:
-                rows = parameters[name].data[piece.rows].cpu()
+                rows = parameters[name].data[piece.rows]
                 values = (rows.T if piece.is_transposed else rows).contiguous()
             if group.rank == 0:
                 target = whole[piece.index]
                 if rank != 0:
-                    values = torch.empty(target.shape, dtype=dtype)
+                    values = torch.empty(target.shape, dtype=dtype, device=group.device)
                     dist.recv(values, src=rank)
                 target.copy_(values.view(target.shape))
             elif rank == group.rank:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -35,13 +35,13 @@ from torch._C._distributed_c10d import Backend, _unregister_all_process_groups
 from torch.distributed.distributed_c10d import (
     ProcessGroup,
     ProcessGroupGloo,
-    Store,
     _set_pg_timeout,
     _update_default_pg,
     _world,
 )
 
 from resilience.comm.agent_store import AgentStore
+from resilience.comm.leaders import LeaderGroup, describe_unmet
 from resilience.comm.sockets import TcpSocket, open_sockets, shut_down, sockets_since
 from resilience.comm.waits import slice_waits
 from resilience.errors import BrokenError, GroupOpenError, ResilienceError
@@ -50,6 +50,9 @@ _T = TypeVar("_T")
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """How long a collective waits where its generation is not broken."""
+
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+"""The default group's; another type of device is the name of a backend."""
 
 _SWEEP_S = 0.002
 """Between two looks for sockets that a thread opens while its generation is being broken."""
@@ -75,6 +78,8 @@ class World:
         self._is_broken = False
         self._closed = threading.Event()
         self._store: AgentStore | None = None
+        self.leaders: list[LeaderGroup] = []
+        """One where the default group takes no tensors in host memory."""
 
     @property
     def lock(self) -> AbstractContextManager[object]:
@@ -100,28 +105,64 @@ class World:
         world_size: int,
         timeout: timedelta,
         collective_timeout: timedelta = COLLECTIVE_TIMEOUT,
+        num_local_ranks: int = 1,
     ) -> ProcessGroup:
-        """Meet the other ranks in the generation's store; returns torch's default group.
+        """Meet the other ranks in the generation's store, and forget all groups there were.
 
-        Raises GroupOpenError after `timeout`, and BrokenError as soon as the world is broken.
+        Returns what takes tensors in host memory: torch's default group on a CPU, else a
+        LeaderGroup, which has a few of a group's methods. Raises GroupOpenError after `timeout`,
+        and BrokenError as soon as the world is broken.
         """
         global _current  # noqa: PLW0603 - as the default group is
+        if os.environ.get("TORCH_GLOO_LAZY_INIT", "0") not in ("", "0"):
+            raise ResilienceError(
+                "TORCH_GLOO_LAZY_INIT is set: connections made later cannot be told from a user's "
+                "own, so nothing could break them; unset it"
+            )
         store.set_timeout(timeout)
         with self._lock:
             self._store = store
         with self.opening():
-            group = open_world(
-                store=store,
-                rank=rank,
-                world_size=world_size,
-                timeout=timeout,
-                device_type=self._device_type,
-                collective_timeout=collective_timeout,
-            )
+            forget_world()
+            self._open_default(store, rank, world_size, timeout)
+            group: ProcessGroup | None = dist.group.WORLD
+            assert group is not None
+            _set_pg_timeout(collective_timeout, group)
+            if self._device_type != "cpu":
+                leaders = LeaderGroup(
+                    store,
+                    rank=rank,
+                    world_size=world_size,
+                    num_local_ranks=num_local_ranks,
+                    timeout=timeout,
+                    collective_timeout=collective_timeout,
+                    opening=self.opening,
+                    is_broken=lambda: self._is_broken,
+                )
+                self.leaders.append(leaders)
+                group = cast("ProcessGroup", leaders)
         _current = self
         if self._device_type == "cpu":
             slice_waits(lambda: self._is_broken)
         return group
+
+    def _open_default(
+        self, store: AgentStore, rank: int, world_size: int, timeout: timedelta
+    ) -> None:
+        # Every opening would wrap the hook once more.
+        hook = sys.excepthook
+        try:
+            dist.init_process_group(
+                _BACKENDS.get(self._device_type, self._device_type),
+                store=store,
+                rank=rank,
+                world_size=world_size,
+                timeout=timeout,
+            )
+        except RuntimeError as error:
+            raise GroupOpenError(describe_unmet(range(world_size), timeout, error)) from error
+        finally:
+            sys.excepthook = hook
 
     @contextmanager
     def opening(self) -> Iterator[None]:
@@ -239,47 +280,6 @@ _current: World | None = None
 """Whose groups torch knows now; None where no World has opened them."""
 
 
-def open_world(
-    *,
-    store: Store,
-    rank: int,
-    world_size: int,
-    timeout: timedelta,
-    device_type: str,
-    collective_timeout: timedelta = COLLECTIVE_TIMEOUT,
-) -> ProcessGroup:
-    """Open the default group of a new generation, and forget all groups there were.
-
-    Without a `World` nothing but its time-out breaks the group. The store has to be the
-    generation's alone. Raises GroupOpenError where the ranks have not met within `timeout`.
-    CPU tensors go by gloo on every device.
-    """
-    if os.environ.get("TORCH_GLOO_LAZY_INIT", "0") not in ("", "0"):
-        raise ResilienceError(
-            "TORCH_GLOO_LAZY_INIT is set: connections made later cannot be told from a user's "
-            "own, so nothing could break them; unset it"
-        )
-    forget_world()
-    # Every opening would wrap the hook once more.
-    hook = sys.excepthook
-    try:
-        dist.init_process_group(
-            "gloo" if device_type == "cpu" else "cpu:gloo,cuda:nccl",
-            store=store,
-            rank=rank,
-            world_size=world_size,
-            timeout=timeout,
-        )
-    except RuntimeError as error:
-        raise GroupOpenError(_not_met(range(world_size), timeout, error)) from error
-    finally:
-        sys.excepthook = hook
-    group: ProcessGroup | None = dist.group.WORLD
-    assert group is not None
-    _set_pg_timeout(collective_timeout, group)
-    return group
-
-
 def opening_groups() -> AbstractContextManager[None]:
     """Own the connections of all groups that the block opens over the open world.
 
@@ -308,17 +308,12 @@ def _open_axis(rows: list[list[int]], collective_timeout: timedelta) -> ProcessG
         try:
             group = dist.new_group(ranks, timeout=COLLECTIVE_TIMEOUT)
         except RuntimeError as error:
-            raise GroupOpenError(_not_met(ranks, COLLECTIVE_TIMEOUT, error)) from error
+            raise GroupOpenError(describe_unmet(ranks, COLLECTIVE_TIMEOUT, error)) from error
         if rank in ranks:
             own = group
     assert own is not None
     _set_pg_timeout(collective_timeout, own)
     return own
-
-
-def _not_met(ranks: Sequence[int], timeout: timedelta, error: Exception) -> str:
-    problem = str(error).strip().partition("\n")[0]
-    return f"{len(ranks)} ranks did not meet within {timeout.total_seconds():g} s: {problem}"
 
 
 def forget_world() -> None:
@@ -328,9 +323,12 @@ def forget_world() -> None:
     A group ends in a thread of its own, when its queue is empty: break its generation before.
     """
     global _current  # noqa: PLW0603
-    _current = None
     slice_waits(None)
-    forgotten: list[ProcessGroup | None] = list(_world.pg_map)
+    forgotten: list[Any] = list(_world.pg_map)
+    if _current is not None:
+        forgotten += _current.leaders
+        _current.leaders.clear()
+    _current = None
     _update_default_pg(None)
     for known in (
         _world.pg_map,
@@ -348,7 +346,7 @@ def forget_world() -> None:
         drop_groups(forgotten)
 
 
-def drop_groups(groups: list[ProcessGroup | None]) -> None:
+def drop_groups(groups: list[Any]) -> None:
     """Empty the list of references to forgotten groups in a thread.
 
     For whoever keeps a group over the end of its generation: to drop the last reference joins

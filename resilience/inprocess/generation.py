@@ -21,8 +21,8 @@ from resilience.errors import BrokenError
 class Generation:
     """The members of one generation, their store and their process group.
 
-    `group` is torch's default group while the generation lasts. Everything that
-    refers to it belongs to the generation as well, and is made again in the next.
+    `group` takes tensors in host memory: on a CPU it is torch's default group, on a GPU a
+    LeaderGroup. Everything that refers to a group is made again in the next generation.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class Generation:
             store=self._open_store(self.number),
             rank=self.rank,
             world_size=self.world_size,
+            num_local_ranks=self.layout.num_local_ranks,
             timeout=timeout,
             collective_timeout=collective_timeout,
         )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from xml.etree import ElementTree
+
 from benchmarks.scale import Run
+from benchmarks.scale_groups import GlooCost, draw
 from resilience.comm.messages import Beat, Propose
 
 
@@ -43,3 +46,18 @@ def test_all_are_told_of_each_other_together_and_before_they_are_members() -> No
     assert told[-1] == {*run.names}
     # Each came a millisecond after the one before.
     assert len(told) < len(run.names) // 2
+
+
+def test_leaders_groups_of_8192_ranks_cost_little_more_than_those_of_64() -> None:
+    cost = GlooCost(base_s=0.002, peer_s=0.0001, byte_s=1e-9, address_bytes=(150.0, 8.0))
+
+    assert cost.open_leaders_s(8192, 8) < 3 * cost.open_leaders_s(64, 8)
+    assert cost.open_s(8192) > 100 * cost.open_s(64)
+
+
+def test_plot_has_a_line_for_each_curve() -> None:
+    curves = {name: [(64, 0.01 * at), (8192, 3.0 * at)] for at, name in enumerate("abcd", start=1)}
+
+    drawn = ElementTree.fromstring(draw(curves))
+
+    assert len(drawn.findall("{*}polyline")) == 4

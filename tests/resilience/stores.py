@@ -90,6 +90,7 @@ class _Link:
     def open_store(self, generation: int) -> AgentStore:
         if self._socket is None:
             self._socket = socket.create_connection((_HOST, self._port))
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             threading.Thread(target=self._hear, args=[self._socket], daemon=True).start()
         return self._stores.setdefault(generation, AgentStore(generation, self._send))
 

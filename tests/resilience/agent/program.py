@@ -6,7 +6,7 @@ recovery (recovery), a hook or the report; for the last two `step` may be left o
 does not happen before the fault of that number has.
 
 With EVENTS, the path of the run's log, rank 0 notes each step there and prints it with WORDS, and
-each step takes STEP_S longer.
+each step takes STEP_S longer. With DEVICE=fake torch's default group sends nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg
 from torch import nn
 
 from resilience.checkpointless.recovery import Recovery
@@ -235,7 +235,7 @@ is_asked: list[int] = []
 def end_together(generation: Generation) -> None:
     """End all ranks after the same step once one was asked to."""
     flag = torch.tensor([float(bool(is_asked))])
-    dist.all_reduce(flag, group=generation.group)
+    generation.group.allreduce([flag]).wait()
     if flag.item():
         sys.exit(143)
 
@@ -258,7 +258,7 @@ def block(generation: Generation) -> str:
         nn.functional.mse_loss(model(inputs), targets).backward()
         reach("reduce", step)
         for parameter in model.parameters():
-            dist.all_reduce(parameter.grad, group=generation.group)
+            generation.group.allreduce([parameter.grad]).wait()
             parameter.grad /= generation.world_size
         if os.environ.get("ORDERLY"):
             end_together(generation)
@@ -300,7 +300,11 @@ def main() -> None:
         block,
         report=report,
         hooks=hooks,
-        options=BlockOptions(fatal=(FatalError,), is_all=bool(os.environ.get("IS_ALL"))),
+        options=BlockOptions(
+            device_type=os.environ.get("DEVICE", "cpu"),
+            fatal=(FatalError,),
+            is_all=bool(os.environ.get("IS_ALL")),
+        ),
         enter=enter,
     )()
     (OUT / f"digest-{current[-1].rank}").write_text(digest)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from datetime import timedelta
 from typing import Any, get_args
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from resilience.comm.gate import Gate, GateChannel, GroupChannel
+from resilience.comm.leaders import LeaderGroup
 from resilience.comm.sockets import open_sockets, shut_down, sockets_since
 from resilience.errors import BrokenError
 from resilience.testing.async_group import AsyncChannel, AsyncWorld, Garbage
@@ -187,9 +190,12 @@ EXPECTED: dict[Callable[[Seat], list[str]], list[list[str]]] = {
 }
 
 
-def run_over_gloo(scenario: Callable[[Seat], list[str]], folder: str) -> list[list[str]]:
+def run_over_gloo(
+    scenario: Callable[[Seat], list[str]], folder: str, num_local_ranks: int = 0
+) -> list[list[str]]:
+    """Run it over one group, or with a number of local ranks over leaders of nodes."""
     signals = {name: CONTEXT.Event() for name in NAMES}
-    return run_ranks(_sit_over_gloo, WORLD_SIZE, scenario, folder, signals)
+    return run_ranks(_sit_over_gloo, WORLD_SIZE, scenario, folder, signals, num_local_ranks)
 
 
 def _sit_over_gloo(
@@ -198,17 +204,32 @@ def _sit_over_gloo(
     scenario: Callable[[Seat], list[str]],
     folder: str,
     signals: Mapping[str, Any],
+    num_local_ranks: int,
 ) -> list[str]:
     import torch.distributed as dist
 
-    before = open_sockets()
+    before, has_ended = open_sockets(), threading.Event()
     store = dist.FileStore(f"{folder}/store", world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    if num_local_ranks:
+        group: Any = LeaderGroup(
+            store,
+            rank=rank,
+            world_size=world_size,
+            num_local_ranks=num_local_ranks,
+            timeout=timedelta(seconds=TIMEOUT_S),
+            collective_timeout=timedelta(seconds=TIMEOUT_S),
+            opening=nullcontext,
+            is_broken=has_ended.is_set,
+        )
+    else:
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+        group = dist.group.WORLD
 
     def break_channel() -> None:
+        has_ended.set()
         shut_down(sockets_since(before))
 
-    seat = Seat(rank, GroupChannel(dist.group.WORLD), signals, break_channel=break_channel)
+    seat = Seat(rank, GroupChannel(group), signals, break_channel=break_channel)
     try:
         signals[f"opened-{rank}"].set()
         seat.await_all("opened")
@@ -250,6 +271,11 @@ SHARE = torch.tensor([1, STEP, STEP**2])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_gate_over_gloo(scenario, tmp_path):
     assert run_over_gloo(scenario, str(tmp_path)) == EXPECTED[scenario]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_gate_over_leaders(scenario, tmp_path):
+    assert run_over_gloo(scenario, str(tmp_path), num_local_ranks=2) == EXPECTED[scenario]
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)

@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from resilience.comm.world import World, forget_world, open_axes, open_world
+from resilience.comm.agent_store import AgentStore
+from resilience.comm.world import World, forget_world, open_axes
 from resilience.errors import BrokenError, GroupOpenError, ResilienceError
 from tests.ports import free_ports
 from tests.resilience.comm.test_sockets import connect
@@ -51,13 +52,15 @@ class Seat:
         generation: int,
         timeout: timedelta = LONG,
         collective_timeout: timedelta = LONG,
+        num_local_ranks: int = 1,
     ) -> World:
-        world.open(
+        self.group = world.open(
             store=open_store(self._talk, generation),
             rank=self.rank,
             world_size=self.world_size,
             timeout=timeout,
             collective_timeout=collective_timeout,
+            num_local_ranks=num_local_ranks,
         )
         return world
 
@@ -280,7 +283,9 @@ def test_connecting_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")
 
     with pytest.raises(ResilienceError, match="unset it"):
-        open_world(store=dist.HashStore(), rank=0, world_size=1, timeout=LONG, device_type="cpu")
+        World(device_type="cpu").open(
+            store=AgentStore(0, pytest.fail), rank=0, world_size=1, timeout=LONG
+        )
 
 
 # ---- many restarts
