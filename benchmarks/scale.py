@@ -24,10 +24,11 @@ from typing import Any
 from benchmarks.scale_groups import draw, fit_gloo
 from resilience.agent.connections.transport import Arrival, Came, Heard
 from resilience.agent.coordination.coordinator import take_over
-from resilience.agent.coordination.membership import Ended, Options, State
-from resilience.agent.coordination.outlook import make_outlook
-from resilience.agent.coordination.party import Party
+from resilience.agent.coordination.events import Ended
+from resilience.agent.coordination.membership import Options, State
+from resilience.agent.coordination.node import MembershipNode
 from resilience.agent.coordination.standing import Standing
+from resilience.agent.coordination.view import MembershipView, find_endpoint_order
 from resilience.comm.messages import (
     Agree,
     Failed,
@@ -114,18 +115,13 @@ class Run:
         self.options = Options(
             num_nodes=self.num_nodes, num_local_ranks=self.num_local_ranks, lease_s=LEASE_S
         )
-        outlook = make_outlook(
-            run="run",
-            node=self.names[0],
-            address=self.wire.address,
-            endpoints=(self.wire.address,),
-            lease_s=LEASE_S,
-            start="s0",
-            now_s=0.0,
-        )
-        self.party = Party(
+        address = self.wire.address
+        order = find_endpoint_order(address, (address,))
+        hello = Hello(run="run", node=self.names[0], address=address, start="s0", order=order)
+        view = MembershipView(hello=hello, endpoints=(address,), lease_s=LEASE_S)
+        self.member = MembershipNode(
             self,
-            outlook,
+            view,
             transport=self.wire,
             records=self,
             note=lambda note, generation: None,
@@ -135,11 +131,11 @@ class Run:
 
     # ---- the coordinator's agent
 
-    def hear(self, message: Message) -> None:
+    def obey(self, message: Message) -> None:
         """Agree to what is proposed, and note what opens."""
         if isinstance(message, Propose):
             self.proposal = message
-            self.party.tell(Agree(generation=message.generation, ballot=message.ballot))
+            self.member.tell(Agree(generation=message.generation, ballot=message.ballot))
         elif isinstance(message, Open):
             self.opened = message
 
@@ -152,7 +148,7 @@ class Run:
 
     def join(self) -> None:
         """Join as the first node."""
-        self.party.tell(self.make_join(0))
+        self.member.tell(self.make_join(0))
 
     def make_join(self, number: int) -> Any:
         """Return what a node says as it joins."""
@@ -160,8 +156,8 @@ class Run:
         join = Standing().join(
             node=name, address=f"n{number}:1", start=f"s{number}", sees_folder=False
         )
-        assert self.party.state or number == 0
-        ballot = self.party._outlook.hello.ballot  # noqa: SLF001
+        assert self.member.state or number == 0
+        ballot = self.member._view.hello.ballot  # noqa: SLF001
         return replace(join, promised=ballot)
 
     def make_state(self, lost: str, dead: frozenset[str], known: frozenset[str]) -> State:
@@ -178,7 +174,7 @@ class Run:
     def found(self, agents: tuple[str, ...]) -> None:
         """Ask no folder."""
 
-    def renew(self, agents: tuple[str, ...], generation: int, **more: Any) -> None:
+    def renew(self, state: State, *, is_over: bool) -> None:
         """Write no record."""
 
     def read_record(self, after: Ended) -> None:
@@ -196,7 +192,7 @@ class Run:
         for at in range(0, len(lines), self.num_at_once):
             self.wire.lines = lines[at : at + self.num_at_once]
             self.now_s += 0.001
-            self.party.tick()
+            self.member.tick()
         self.spent_s += time.process_time() - begun_s
 
     spent_s: float = 0.0
@@ -208,7 +204,7 @@ class Run:
 
     def begin(self) -> None:
         """Found the run."""
-        self.party.tick()
+        self.member.tick()
         others = range(1, self.num_nodes)
         self.say(*((number, None) for number in others))
         for number in others:
@@ -248,7 +244,7 @@ class Run:
         for node, message in stopped:
             if node == 0:
                 begun_s = time.process_time()
-                self.party.tell(message)
+                self.member.tell(message)
                 self.spent_s += time.process_time() - begun_s
         self.say(*(each for each in stopped if each[0]))
         self.agree()

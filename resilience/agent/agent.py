@@ -15,9 +15,10 @@ from dataclasses import replace
 
 from resilience.agent.connections.transport import Transport
 from resilience.agent.coordination.coordinator import take_over
-from resilience.agent.coordination.membership import Note, State
-from resilience.agent.coordination.outlook import make_outlook
-from resilience.agent.coordination.party import Party
+from resilience.agent.coordination.events import Note
+from resilience.agent.coordination.membership import State
+from resilience.agent.coordination.node import MembershipNode
+from resilience.agent.coordination.view import MembershipView, find_endpoint_order
 from resilience.agent.deadlines import Deadlines
 from resilience.agent.departure import DEPARTED, LET_GO, Departure
 from resilience.agent.ending import ASKED, Ending
@@ -34,28 +35,8 @@ from resilience.agent.processes.worker import Worker
 from resilience.agent.processes.workers import WorkerPool
 from resilience.agent.services.services import Services
 from resilience.agent.watch import Watch
-from resilience.comm.messages import (
-    GAVE_UP_STATUS,
-    Break,
-    Drain,
-    End,
-    Failed,
-    Finished,
-    Learn,
-    Leave,
-    LetGo,
-    Message,
-    Open,
-    Propose,
-    Ready,
-    ReplaceRank,
-    SaveState,
-    StateSaved,
-    Stopped,
-    StopRun,
-    StoreReply,
-    StoreRequest,
-)
+from resilience.comm import messages
+from resilience.comm.messages import GAVE_UP_STATUS, Message
 from resilience.comm.page import Activity, Page
 from resilience.events import EventLog
 
@@ -89,9 +70,9 @@ class Agent(ABC):
         self._node_states = NodeStates(
             options.node_state_command or (), patience_s=options.coordinator.partition_patience_s
         )
-        self._party = self._make_party()
+        self._membership = self._make_membership()
         self._part = NodePart(
-            options.node, folder.start, tell=self._party.tell, say=self._say, events=events
+            options.node, folder.start, tell=self._membership.tell, say=self._say, events=events
         )
         self._crew = Crew(
             pool,
@@ -106,7 +87,7 @@ class Agent(ABC):
         self._ending = Ending(
             self._crew,
             self._part,
-            self._party,
+            self._membership,
             console,
             options=options,
             end_workers=self._end_workers,
@@ -126,21 +107,26 @@ class Agent(ABC):
         """When the folder had answered all questions for the last time."""
         self._is_folder_named = False
 
-    def _make_party(self) -> Party:
+    def _make_membership(self) -> MembershipNode:
         options = self._options
-        outlook = make_outlook(
+        address, endpoints = self._transport.address, options.endpoints
+        hello = messages.Hello(
             run=options.run_id,
             node=options.node,
-            address=self._transport.address,
-            endpoints=options.endpoints,
-            lease_s=options.coordinator.lease_s,
+            address=address,
             start=self._folder.start,
-            now_s=time.monotonic(),
+            order=find_endpoint_order(address, endpoints),
+        )
+        view = MembershipView(
+            hello=hello,
+            endpoints=endpoints,
+            lease_s=options.coordinator.lease_s,
+            tick_s=time.monotonic(),
             program=options.program,
         )
-        return Party(
+        return MembershipNode(
             self,
-            outlook,
+            view,
             transport=self._transport,
             records=self._folder,
             note=self._write_note,
@@ -172,7 +158,7 @@ class Agent(ABC):
         soon_s = min(options.hang_deadline_s / 8, options.coordinator.lease_s / 6)
         pause_s = min(0.5, max(0.02, soon_s))
         while not self._ending.is_over():
-            due_s = self._party.due_s - time.monotonic() if self._is_out else pause_s
+            due_s = self._membership.due_s - time.monotonic() if self._is_out else pause_s
             self._crew.watch_unsent()
             self._watch.serve(max(0.0, min(pause_s, due_s)))
             self._tick()
@@ -185,7 +171,7 @@ class Agent(ABC):
         if not self._departure.ask(number):
             self._stop_run(number)
 
-    def drain(self, order: Drain) -> str:
+    def drain(self, order: messages.Drain) -> str:
         """Have this node alone leave the run, as it does on SIGTERM; returns why it stays."""
         if order.node != self._options.node:
             return f"node {self._options.node!r} is there"
@@ -209,7 +195,7 @@ class Agent(ABC):
         self._check_folder(now_s)
         self._depart(now_s)
         if self._is_out:
-            self._party.tick()
+            self._membership.tick()
         self._services.serve()
         self._pool.reap()
         self._ending.check(now_s)
@@ -244,7 +230,7 @@ class Agent(ABC):
             self._folder_s, self._is_folder_named = now_s, False
             if not self._is_out:
                 self._is_out = True
-                self._watch.add(self._transport, self._party.serve)
+                self._watch.add(self._transport, self._membership.serve)
         elif not self._is_joined and self._ending.end is None:
             waited_s, limit_s = now_s - self._folder_s, self._options.coordinator.join_deadline_s
             if waited_s >= limit_s:
@@ -261,7 +247,7 @@ class Agent(ABC):
             if isinstance(answer, StartedAgain):
                 self._ending.void(f"the scheduler has started the run again, as {answer.name}")
             else:
-                self._party.answer(answer)
+                self._membership.answer(answer)
         is_news = self._is_joined and was_shared != self._folder.is_shared
         is_late = not self._is_joined and self._part.opening is None and self._folder.is_known
         if is_late or (is_news and not self._part.is_member):
@@ -276,7 +262,7 @@ class Agent(ABC):
         """Say goodbye to the others, once the workers have ended."""
         if self._departure.signal is not None:
             self._events.write("node_left")
-        self._party.leave("the agent has ended")
+        self._membership.leave("the agent has ended")
         self._transport.close()
         self._node_states.close()
         self._folder.close()
@@ -300,48 +286,56 @@ class Agent(ABC):
             sees_folder = self._folder.is_shared
             join = self._part.join(self._transport.address, sees_folder=sees_folder)
             within_s = self._departure.left_s(time.monotonic())
-            self._party.tell(replace(join, leaves_within_s=within_s))
+            self._membership.tell(replace(join, leaves_within_s=within_s))
 
     # ---- what the coordinator says
 
-    def hear(self, message: Message) -> None:
-        """Do what the coordinator says."""
-        if isinstance(message, Propose):
-            if agreement := self._part.consider(message):
-                head = self._options.find_head(message.generation)
-                self._party.tell(replace(agreement, head=head))
-        elif isinstance(message, Learn):
-            self._learn(message)
-        elif isinstance(message, Open):
-            self._open(message)
-        elif isinstance(message, Break):
-            self._break(message)
-        elif isinstance(message, Leave):
-            self._ask_to_leave(message)
-        elif isinstance(message, StopRun) and self._departure.signal is not None:
-            self._stop_run(self._departure.signal)
-        elif isinstance(message, LetGo) and self._departure.signal is not None:
-            self._ending.leave(LET_GO, 128 + self._departure.signal)
-        elif isinstance(message, ReplaceRank):
-            self._replace_rank(message)
-        elif isinstance(message, SaveState):
-            self._save(message)
-        elif isinstance(message, End):
-            self._ending.finish(message)
+    def obey(self, message: Message) -> None:
+        """Do what the coordinator says; raises ValueError for what is no order."""
+        match message:
+            case messages.Propose():
+                if agreement := self._part.consider(message):
+                    head = self._options.find_head(message.generation)
+                    self._membership.tell(replace(agreement, head=head))
+            case messages.Learn():
+                self._learn(message)
+            case messages.Open():
+                self._open(message)
+            case messages.Break():
+                self._break(message)
+            case messages.Leave():
+                self._ask_to_leave(message)
+            case messages.StopRun() | messages.LetGo():
+                self._end_departure(message)
+            case messages.ReplaceRank():
+                self._replace_rank(message)
+            case messages.SaveState():
+                self._save(message)
+            case messages.End():
+                self._ending.finish(message)
+            case _:
+                raise ValueError(f"{type(message).__name__} is no order to an agent")
 
-    def reply(self, reply: StoreReply) -> None:
+    def _end_departure(self, order: messages.StopRun | messages.LetGo) -> None:
+        number = self._departure.signal
+        if number is not None and isinstance(order, messages.StopRun):
+            self._stop_run(number)
+        elif number is not None:
+            self._ending.leave(LET_GO, 128 + number)
+
+    def reply(self, reply: messages.StoreReply) -> None:
         """Pass on what the store of a generation replies to a worker's call."""
         if worker := self._pool.workers.get(reply.worker):
             worker.send(reply)
 
-    def _open(self, opening: Open) -> None:
+    def _open(self, opening: messages.Open) -> None:
         """Take part in a generation, unless the node has heard of one after it."""
         if opening.generation <= self._part.generation:
             return
         place = opening.layout.index_of(self._options.node)
         opening = replace(opening, rank=opening.layout.ranks_of(place).start)
         self._part.open(opening)
-        self._party.move(opening.generation, opening.layout)
+        self._membership.move(opening.generation, opening.layout)
         self._events.enter(opening.generation)
         self._crew.put_off_refill(time.monotonic())
         for local_rank, worker in self._crew.ranks.items():
@@ -358,18 +352,18 @@ class Agent(ABC):
                 continue
             worker.begin(replace(opening, rank=rank, local_rank=local_rank))
 
-    def _ask_to_leave(self, order: Leave) -> None:
+    def _ask_to_leave(self, order: messages.Leave) -> None:
         """Let one worker ask all ranks to leave the generation after a step."""
         worker = self._crew.ranks[0]
         if worker is not None and order.generation == self._part.generation:
             worker.send(order)
 
-    def _learn(self, news: Learn) -> None:
+    def _learn(self, news: messages.Learn) -> None:
         """Take note of a newer generation; without a place there the workers wait for one."""
         if news.generation <= self._part.generation:
             return
         self._part.learn(news)
-        self._party.move(news.generation, news.layout)
+        self._membership.move(news.generation, news.layout)
         if self._part.opening is not None:
             self._stop_workers("the run has gone on without this node's workers")
         if self._part.is_member:
@@ -397,13 +391,13 @@ class Agent(ABC):
                 worker.condemn(signal.SIGKILL)
         self._replace_missing()
 
-    def _replace_rank(self, order: ReplaceRank) -> None:
+    def _replace_rank(self, order: messages.ReplaceRank) -> None:
         worker = self._crew.ranks.get(order.rank - self._part.rank(0))
         if worker is not None:
             self._say(f"replacing rank {order.rank}: {order.reason}")
             worker.condemn(signal.SIGKILL)
 
-    def _save(self, order: SaveState) -> None:
+    def _save(self, order: messages.SaveState) -> None:
         """Have a rank that has stopped save what it holds."""
         worker = self._crew.ranks.get(order.rank - self._part.rank(0))
         is_current = order.generation == self._part.generation and order.rank in self._part.reports
@@ -413,10 +407,10 @@ class Agent(ABC):
     # ---- workers
 
     def _hear_worker(self, worker: Worker, message: Message) -> None:
-        if isinstance(message, StoreRequest):
-            self._party.ask_store(replace(message, worker=worker.number))
+        if isinstance(message, messages.StoreRequest):
+            self._membership.ask_store(replace(message, worker=worker.number))
             return
-        if isinstance(message, Ready) and (worker.is_ready or not worker.is_condemned):
+        if isinstance(message, messages.Ready) and (worker.is_ready or not worker.is_condemned):
             self._deadlines.note_ready(worker)
             worker.note_ready(has_block=message.has_block)
             self._part.note_ready(has_block=message.has_block)
@@ -425,17 +419,17 @@ class Agent(ABC):
             return
         if worker.is_condemned or not self._crew.owns(worker):
             return
-        if isinstance(message, Failed):
+        if isinstance(message, messages.Failed):
             self._part.pass_on(message)
-        elif isinstance(message, Stopped):
+        elif isinstance(message, messages.Stopped):
             worker.note_stopped(message.generation)
             if message.generation == self._part.standing.opened:
                 self._part.report(self._part.relabel(message))
-        elif isinstance(message, Finished):
+        elif isinstance(message, messages.Finished):
             worker.note_finished(is_done=message.is_done)
-            self._party.tell(self._part.relabel(message))
-        elif isinstance(message, StateSaved):
-            self._party.tell(message)
+            self._membership.tell(self._part.relabel(message))
+        elif isinstance(message, messages.StateSaved):
+            self._membership.tell(message)
 
     def _replace_missing(self) -> None:
         """Give ranks without a process to spares, which hold no state, or have some started."""
@@ -480,7 +474,7 @@ class Agent(ABC):
     # ---- what runs that recover do otherwise than those that do not
 
     @abstractmethod
-    def _break(self, order: Break) -> None:
+    def _break(self, order: messages.Break) -> None:
         """End the generation, as the coordinator says."""
 
     @abstractmethod
@@ -496,5 +490,5 @@ class Agent(ABC):
         """Do what is due about workers that do not get on."""
 
     @abstractmethod
-    def _end_workers(self, end: End) -> float:
+    def _end_workers(self, end: messages.End) -> float:
         """Have the workers end as the run does; returns how many seconds they have."""

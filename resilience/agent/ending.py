@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from resilience.agent.coordination.party import Party
+from resilience.agent.coordination.node import MembershipNode
 from resilience.agent.options import AgentOptions
 from resilience.agent.part import NodePart
 from resilience.agent.processes.crew import Crew
@@ -31,14 +31,14 @@ class Ending:
         self,
         crew: Crew,
         part: NodePart,
-        party: Party,
+        membership: MembershipNode,
         console: Console,
         *,
         options: AgentOptions,
         end_workers: Callable[[End], float],
     ) -> None:
         """`end_workers` has the workers end as the run does, and says how long they may take."""
-        self._crew, self._pool, self._part, self._party = crew, crew.pool, part, party
+        self._crew, self._pool, self._part, self._membership = crew, crew.pool, part, membership
         self._console, self._say = console, console.say
         coordinator = options.coordinator
         self._endpoints, self._join_deadline_s = options.endpoints, coordinator.join_deadline_s
@@ -62,7 +62,7 @@ class Ending:
         """End as the run does, unless the end was known before."""
         if self.end is not None:
             return
-        self._party.close()
+        self._membership.close()
         self._crew.close()
         self.end = end
         self._limit(self._end_workers(end))
@@ -93,14 +93,14 @@ class Ending:
             self.finish(End(status=GAVE_UP_STATUS, reason=text))
             return
         self.finish(End(status=status, reason=text), "this node leaves the run")
-        self._party.leave(text)
+        self._membership.leave(text)
 
     def void(self, text: str) -> None:
         """End this node's part at once, and save nothing of it: the run goes on elsewhere."""
         self._part.warn(text)
         self.finish(End(status=LEFT_STATUS, reason=text), "this node's part ends")
         self._kill_all()
-        self._party.leave(text)
+        self._membership.leave(text)
 
     def check(self, now_s: float) -> None:
         """Do what is due about the end."""
@@ -118,7 +118,7 @@ class Ending:
 
     def _check_meeting(self, now_s: float) -> None:
         """End where no other agent of the run was found in time."""
-        has_met = self._party.has_coordinator or self._part.generation >= 0
+        has_met = self._membership.has_coordinator or self._part.generation >= 0
         if has_met or now_s < self._join_limit_s:
             return
         reason = (

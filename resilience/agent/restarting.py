@@ -66,7 +66,7 @@ class RestartingAgent(Agent):
             return
         for stopped in self._part.reports.values():
             # A new coordinator asks for what an earlier one was told.
-            self._party.tell(stopped)
+            self._membership.tell(stopped)
         if not self._part.is_broken:
             self._begin_afresh()
 
@@ -101,7 +101,7 @@ class RestartingAgent(Agent):
             self._start_afresh()
         elif worker.status == 0 or (worker.status in _OWN_ENDS and not self._options.is_script):
             self._crew.done.add(worker.local_rank or 0)
-            self._party.tell(
+            self._membership.tell(
                 Finished(generation=self._part.generation, rank=rank, status=worker.status)
             )
         else:
@@ -119,7 +119,7 @@ class RestartingAgent(Agent):
                 due_s = time.monotonic() + _CAUSE_WAIT_S
                 self._consequences = (*self._consequences, (due_s, failed))
             else:
-                self._party.tell(failed)
+                self._membership.tell(failed)
 
     def _failed_status(self, worker: Worker) -> int:
         """Return how the run ends by this; a user's program does not say what an agent means."""
@@ -141,7 +141,7 @@ class RestartingAgent(Agent):
             self._check_stillness(self._stillness, now_s)
         for due_s, failed in self._consequences:
             if now_s >= due_s and not self._part.is_broken:
-                self._party.tell(failed)
+                self._membership.tell(failed)
         self._consequences = tuple(each for each in self._consequences if now_s < each[0])
         if now_s >= self._kill_s:
             self._kill_s = float("inf")

@@ -1,1 +1,1 @@
-"""Who numbers generations, who belongs to one, and whom an agent follows."""
+"""Membership: the coordinator of a run, its generations, and whom each agent follows."""

@@ -1,100 +1,60 @@
-"""Who numbers generations: decides from what nodes and ranks say, and from the time. Pure.
+"""What the coordinator decides about each event, and about each message of a member. Pure.
 
-One agent's process runs the coordinator; the others are told. A generation g
-ends at its first fault: every node is told to break it, every rank reports what
-it holds, and when all ranks have reported, or have been replaced by processes
-that hold nothing, g+1 opens with those reports. Nothing else ever opens one, so
-at most one generation can commit steps.
+**A generation opens when its coordinator decides so, and at no other time**: `opening.advance`
+opens it once the ranks at hand have reported, each place has a node, and a majority of the last
+generation's members has agreed to the new members. `votes` says which nodes are a majority. One
+agent's process runs the coordinator. `succession` says which agent that is. Two coordinators may
+run at a time, but no two of them find a majority for one number.
 
-Silence is not death: an agent that answers nothing, or whose connection has ended
-without a goodbye, may live on behind a broken network, or stand still. Who may go
-on without it is decided in `votes`, how the next generation opens in `opening`.
+| stage     | what ends the stage                                     | next stage           |
+|-----------|---------------------------------------------------------|----------------------|
+| gathering | enough nodes have joined, which may begin the run       | agreeing             |
+| agreeing  | the nodes that were asked have agreed                   | running              |
+| agreeing  | a node that was asked is lost, or has joined anew       | stopping (gathering) |
+| running   | the first fault, a lost node, a change of size          | stopping             |
+| stopping  | all reports are there, and a majority for the members   | agreeing             |
+| any       | the ranks have finished, or the run gives up            | ended                |
+
+A coordinator that follows a lost one begins in stopping. Silence is not death: an agent that
+answers nothing, or whose connection has ended without a goodbye, may live on behind a broken
+network, or stand still.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
+from resilience.agent.coordination import events, opening, patience, ranks, side_save, size
 from resilience.agent.coordination.counters import say_where
+from resilience.agent.coordination.events import Action, Note, Send
 from resilience.agent.coordination.founding import RENEWAL_S
-from resilience.agent.coordination.membership import (
-    AGREEING,
-    ENDED,
-    GATHERING,
-    RUNNING,
-    STOPPING,
-    Action,
-    Claimed,
-    Decision,
-    Event,
-    Judged,
-    NodeEnded,
-    NodeJoined,
-    NodeLost,
-    Note,
-    Options,
-    Recorded,
-    Said,
-    Send,
-    State,
-    after,
-)
-from resilience.agent.coordination.opening import (
-    advance,
-    agree,
-    end_run,
-    find_last_call_s,
-    learn,
-    note_told,
-    refuse,
-    withdraw,
-)
-from resilience.agent.coordination.patience import wait
-from resilience.agent.coordination.ranks import note_failed, note_finished, note_stopped, stop
-from resilience.agent.coordination.side_save import note_saved
-from resilience.agent.coordination.size import look_at_size, next_look_s
+from resilience.agent.coordination.membership import Decision, Options, Stage, State, after
 from resilience.agent.coordination.standing import Standing
 from resilience.agent.coordination.votes import find_doubted, in_later_ballot
-from resilience.comm.messages import (
-    GAVE_UP_STATUS,
-    Agree,
-    Break,
-    Failed,
-    Finished,
-    Join,
-    Message,
-    StateSaved,
-    Stopped,
-)
+from resilience.comm import messages
+from resilience.comm.messages import Join
 from resilience.elastic.policy import Sizing, note_came, note_left
+from resilience.state.layout import Layout
+
+_MEMBERS_WAIT = "waits for the members of the last generation to join"
 
 
-def decide(state: State, event: Event, now_s: float) -> Decision:
-    """Return the next state and what is to be done."""
-    if state.stage == ENDED:
+def decide(state: State, event: events.Event, now_s: float) -> Decision:
+    """Return the next state, with its reason, and the actions.
+
+    Raises ValueError for a message that no agent tells a coordinator.
+    """
+    if state.stage == Stage.ENDED:
         return state, []
-    if isinstance(event, NodeJoined):
-        return _join(state, event.join, now_s)
-    if isinstance(event, NodeLost):
-        return _lose(state, event, now_s)
-    if isinstance(event, NodeEnded):
-        return _note_end(state, event, now_s)
-    if isinstance(event, Claimed):
-        return _take_record(state, event, now_s)
-    if isinstance(event, Recorded):
-        return _note_record(state, event, now_s)
-    if isinstance(event, Judged):
-        state = replace(state, founding=event.record, is_claiming=False)
-        if event.record:
-            # Who has left since may have begun it with others before; who has not joins again.
-            promised = [each.promised for each in state.present.values()]
-            return advance(in_later_ballot(state, *promised), now_s)
-        return refuse(replace(state, answered_s=now_s), event.reason)
-    if isinstance(event, Said):
-        hear = _SAID.get(type(event.message))
-        return hear(state, event, now_s) if hear else (state, [])
-    return _tick(state, now_s)
+    if not isinstance(event, events.Said):
+        return EVENTS[type(event)](state, event, now_s)
+    kind = type(event.message)
+    if kind not in MESSAGES:
+        names = ", ".join(each.__name__ for each in MESSAGES)
+        raise ValueError(f"{event.node} told the coordinator {kind.__name__}; allowed: {names}")
+    return MESSAGES[kind](state, event.node, event.message, now_s)
 
 
 def take_over(
@@ -115,30 +75,35 @@ def take_over(
     layout = standing.layout
     if layout is None:
         return state
+    # Of what was before it knows nothing.
+    state = replace(state, sizing=Sizing(changed_s=now_s), shares_folder=standing.shares_folder)
+    return _await_members(state, layout, standing, lost=lost)
+
+
+def _await_members(state: State, layout: Layout, last: Join | Standing, *, lost: str = "") -> State:
+    """Return the state in which the members of an agent's last generation are waited for."""
     return replace(
         state,
-        stage=STOPPING,
-        generation=standing.generation,
-        opened=standing.opened,
+        stage=Stage.STOPPING,
+        reason=_MEMBERS_WAIT,
+        generation=last.generation,
+        opened=last.opened,
         layout=layout,
         nodes=(None,) * len(layout.nodes),
         awaited=frozenset(place for place, node in enumerate(layout.nodes) if node != lost),
-        # Of what was before it knows nothing.
-        sizing=Sizing(changed_s=now_s),
-        shares_folder=standing.shares_folder,
     )
 
 
 def next_deadline_s(state: State, now_s: float) -> float:
     """Return when a tick is due; the coordinator may be woken earlier."""
     options = state.options
-    if state.stage == GATHERING:
-        return find_last_call_s(state)
-    look_s = next_look_s(state, now_s) if state.stage == RUNNING else float("inf")
+    if state.stage == Stage.GATHERING:
+        return opening.find_last_call_s(state)
+    look_s = size.next_look_s(state, now_s) if state.stage == Stage.RUNNING else float("inf")
     waits = {
-        STOPPING: options.lease_s,
+        Stage.STOPPING: options.lease_s,
         # Looked after also where nothing happens: the record of the run is renewed then.
-        RUNNING: min(options.last_save_deadline_s, options.stop_deadline_s, RENEWAL_S),
+        Stage.RUNNING: min(options.last_save_deadline_s, options.stop_deadline_s, RENEWAL_S),
     }
     return min(look_s, state.since_s + waits.get(state.stage, options.join_deadline_s))
 
@@ -146,7 +111,8 @@ def next_deadline_s(state: State, now_s: float) -> float:
 # ---- nodes
 
 
-def _join(state: State, join: Join, now_s: float) -> Decision:
+def _join(state: State, event: events.NodeJoined, now_s: float) -> Decision:
+    join = event.join
     before = state.present.get(join.node)
     is_again = before is not None
     if before is not None and join.generation < before.generation:
@@ -177,25 +143,25 @@ def _join(state: State, join: Join, now_s: float) -> Decision:
     if not is_again:
         state = replace(state, came_s=now_s)
         actions = [Note(event="node_joined", fields={"node": join.node})]
-    if state.stage == RUNNING:
-        actions.append(Send(node=join.node, message=learn(state)))
-        return after(actions, look_at_size(note_told(state, join.node), now_s))
-    state = withdraw(state, join.node)
+    if state.stage == Stage.RUNNING:
+        actions.append(Send(node=join.node, message=opening.learn(state)))
+        return after(actions, size.look_at_size(opening.note_told(state, join.node), now_s))
+    state = opening.withdraw(state, join.node)
     if is_again:
         # It tells in a later ballot what it has agreed to.
-        return advance(_note_agreed(state, join), now_s)
+        return opening.advance(_note_agreed(state, join), now_s)
     joins = [join]
     if join.layout is not None and _is_newer(state, join):
         state = _adopt(state, join, now_s)
         joins = list(state.present.values())
     for each in joins:
-        if state.stage == STOPPING:
+        if state.stage == Stage.STOPPING:
             state, more = _regain(state, each)
             actions += more
-        elif state.stage == AGREEING and state.opened >= 0:
+        elif state.stage == Stage.AGREEING and state.opened >= 0:
             state, more = _bring_up(state, each)
             actions += more
-    return after(actions, advance(state, now_s))
+    return after(actions, opening.advance(state, now_s))
 
 
 def _is_newer(state: State, join: Join) -> bool:
@@ -233,19 +199,12 @@ def _adopt(state: State, join: Join, now_s: float) -> State:
     The coordinator was a standby, or the one before it was lost while it opened that generation.
     """
     assert join.layout is not None
-    layout = join.layout
-    fresh = State(options=state.options, since_s=now_s)
-    return replace(
-        fresh,
-        stage=STOPPING,
-        generation=join.generation,
-        opened=join.opened,
-        layout=layout,
+    fresh = State(
+        options=state.options,
+        since_s=now_s,
         ballot=state.ballot,
         # What was asked in this ballot is asked again, and nothing else.
         accepted=state.accepted if join.generation == state.generation else {},
-        nodes=(None,) * len(layout.nodes),
-        awaited=frozenset(range(len(layout.nodes))),
         present=state.present,
         known=state.known,
         starts=state.starts,
@@ -257,13 +216,14 @@ def _adopt(state: State, join: Join, now_s: float) -> State:
         sizing=state.sizing,
         asked_s=state.asked_s,
     )
+    return _await_members(fresh, join.layout, join)
 
 
 def _bring_up(state: State, join: Join) -> Decision:
     """Tell the agent of the newest generation: only who knows of it has a vote in the next one."""
     if join.generation >= state.generation:
         return state, []
-    return note_told(state, join.node), [Send(node=join.node, message=learn(state))]
+    return opening.teach(state, join.node)
 
 
 def _regain(state: State, join: Join) -> Decision:
@@ -285,7 +245,7 @@ def _regain(state: State, join: Join) -> Decision:
     state = _note_agreed(state, join)
     if join.generation < state.generation:
         return _bring_up(state, join)
-    order = Break(generation=state.generation, reason="the coordinator was lost")
+    order = messages.Break(generation=state.generation, reason="the coordinator was lost")
     return state, [Send(node=join.node, message=order)]
 
 
@@ -295,13 +255,13 @@ def _note_agreed(state: State, join: Join) -> State:
     return replace(state, accepted={**state.accepted, join.node: (join.ballot, join.agreed)})
 
 
-def _lose(state: State, event: NodeLost, now_s: float) -> Decision:
+def _lose(state: State, event: events.NodeLost, now_s: float) -> Decision:
     if event.node not in state.present:
         # It was lost before.
         return state, []
     present = {name: join for name, join in state.present.items() if name != event.node}
     ended = {event.node} if event.is_dead else frozenset[str]()
-    state = withdraw(state, event.node)
+    state = opening.withdraw(state, event.node)
     state = replace(
         state,
         present=present,
@@ -313,28 +273,28 @@ def _lose(state: State, event: NodeLost, now_s: float) -> Decision:
     )
     note = Note(event="node_lost", fields={"node": event.node, "is_dead": event.is_dead})
     if event.node not in state.nodes:
-        return after([note], advance(state, now_s))
-    ranks = state.members.ranks_of(state.nodes.index(event.node))
+        return after([note], opening.advance(state, now_s))
+    lost = state.members.ranks_of(state.nodes.index(event.node))
     nodes = tuple(None if name == event.node else name for name in state.nodes)
     state = replace(
         state,
         nodes=nodes,
-        reports={rank: each for rank, each in state.reports.items() if rank not in ranks},
-        finished={rank: each for rank, each in state.finished.items() if rank not in ranks},
+        reports={rank: each for rank, each in state.reports.items() if rank not in lost},
+        finished={rank: each for rank, each in state.finished.items() if rank not in lost},
     )
-    if state.stage == RUNNING:
-        failed = Failed(
+    if state.stage == Stage.RUNNING:
+        failed = messages.Failed(
             generation=state.generation,
-            rank=ranks[0],
+            rank=lost[0],
             reason="node lost",
-            text=f"{event.node} with ranks {ranks[0]} to {ranks[-1]} is gone",
+            text=f"{event.node} with ranks {lost[0]} to {lost[-1]} is gone",
         )
-        state, actions = stop(state, failed, now_s)
-        return after([note, *actions], advance(state, now_s))
-    return after([note], advance(state, now_s))
+        state, actions = ranks.stop(state, failed, now_s)
+        return after([note, *actions], opening.advance(state, now_s))
+    return after([note], opening.advance(state, now_s))
 
 
-def _note_end(state: State, event: NodeEnded, now_s: float) -> Decision:
+def _note_end(state: State, event: events.NodeEnded, now_s: float) -> Decision:
     """Count a silent agent as dead, unless it was heard of again since it was asked about.
 
     Whoever has looked has looked for the newest start that the record names, too.
@@ -342,37 +302,43 @@ def _note_end(state: State, event: NodeEnded, now_s: float) -> Decision:
     if find_doubted(state).get(event.node) != event.starts:
         return state, []
     newest = state.recorded_starts.get(event.node) or state.starts.get(event.node, "")
-    state = replace(
-        state,
-        dead=state.dead | {event.node},
-        gone=state.gone | {event.node},
-        starts={**state.starts, event.node: newest},
-        awaited=state.awaited - {state.members.index_of(event.node)},
-    )
+    state = _note_gone(state, {event.node: newest})
     note = Note(event="node_ended", fields={"node": event.node, "reason": event.reason})
-    return after([note], advance(state, now_s))
+    return after([note], opening.advance(state, now_s))
 
 
-def _take_record(state: State, event: Claimed, now_s: float) -> Decision:
+def _note_judged(state: State, event: events.Judged, now_s: float) -> Decision:
+    """Begin the run under the record of its folder, or say why these agents may not."""
+    state = replace(state, founding=event.record, is_claiming=False)
+    if event.record is None:
+        return opening.refuse(replace(state, answered_s=now_s), event.reason)
+    # An agent that has left since may have begun it with others; one that has not joins again.
+    promised = [each.promised for each in state.present.values()]
+    return opening.advance(in_later_ballot(state, *promised), now_s)
+
+
+def _take_record(state: State, event: events.Claimed, now_s: float) -> Decision:
     """Go by the record of the next generation, whoever has written it."""
     if event.generation != state.generation + 1:
         return state, []
     state = replace(state, record=event.layout, is_claiming=False, refusal=event.reason)
-    return advance(replace(state, answered_s=now_s) if event.layout is None else state, now_s)
+    return opening.advance(
+        replace(state, answered_s=now_s) if event.layout is None else state, now_s
+    )
 
 
-def _note_record(state: State, event: Recorded, now_s: float) -> Decision:
+def _note_record(state: State, event: events.Recorded, now_s: float) -> Decision:
     """End as the run has, which these nodes were silent for the end of; else note how far it is."""
-    if state.stage != STOPPING:
+    if state.stage != Stage.STOPPING:
         return state, []
     if not event.is_over:
         return _go_by_record(state, event, now_s)
     if event.generation < state.generation:
         return state, []
-    return end_run(state, event.status, "the run has ended without this node")
+    return opening.end_run(state, event.status, "the run has ended without this node")
 
 
-def _go_by_record(state: State, event: Recorded, now_s: float) -> Decision:
+def _go_by_record(state: State, event: events.Recorded, now_s: float) -> Decision:
     """Learn how far the run is, and whose end other coordinators were told of."""
     gone = {
         name
@@ -381,62 +347,63 @@ def _go_by_record(state: State, event: Recorded, now_s: float) -> Decision:
     }
     has_news = state.read_after != event.after or state.recorded_starts != event.starts
     state = replace(
-        state,
-        recorded=event.generation,
-        recorded_starts=event.starts,
-        read_after=event.after,
+        state, recorded=event.generation, recorded_starts=event.starts, read_after=event.after
     )
     if not gone:
-        return advance(state, now_s) if has_news else (state, [])
-    state = replace(
+        return opening.advance(state, now_s) if has_news else (state, [])
+    starts = {name: event.starts.get(name, "") for name in gone}
+    return opening.advance(_note_gone(state, starts), now_s)
+
+
+def _note_gone(state: State, starts: Mapping[str, str]) -> State:
+    """Note that these starts of agents have ended for certain."""
+    return replace(
         state,
-        dead=state.dead | gone,
-        gone=state.gone | gone,
-        awaited=state.awaited - {state.members.index_of(name) for name in gone},
-        starts={**state.starts, **{name: event.starts.get(name, "") for name in gone}},
+        dead=state.dead | starts.keys(),
+        gone=state.gone | starts.keys(),
+        awaited=state.awaited - {state.members.index_of(name) for name in starts},
+        starts={**state.starts, **starts},
     )
-    return advance(state, now_s)
-
-
-# ---- what agents pass on
-
-
-def _agree(state: State, event: Said, now_s: float) -> Decision:
-    assert isinstance(event.message, Agree)
-    return agree(state, event.node, event.message, now_s)
-
-
-def _state_saved(state: State, event: Said, now_s: float) -> Decision:
-    assert isinstance(event.message, StateSaved)
-    return note_saved(state, event.message)
-
-
-_SAID: dict[type[Message], Callable[[State, Said, float], Decision]] = {
-    Agree: _agree,
-    Failed: note_failed,
-    Stopped: note_stopped,
-    Finished: note_finished,
-    StateSaved: _state_saved,
-}
 
 
 # ---- stages
 
 
-def _tick(state: State, now_s: float) -> Decision:
+def _tick(state: State, event: events.Tick, now_s: float) -> Decision:
     waited_s = now_s - state.since_s
     options = state.options
-    if state.stage == STOPPING and state.awaited and waited_s >= options.lease_s:
+    if state.stage == Stage.STOPPING and state.awaited and waited_s >= options.lease_s:
         state = replace(state, awaited=frozenset())
     status = max((each.status for each in state.finished.values()), default=0)
     if state.giving_up is not None and waited_s >= options.last_save_deadline_s:
         reason = f"the state was not saved within {options.last_save_deadline_s:g} s"
-        return end_run(state, GAVE_UP_STATUS, reason + say_where(state))
-    if state.stage == RUNNING and status and waited_s >= options.stop_deadline_s:
-        return end_run(state, status, "some ranks were stopped, and the others did not follow")
-    if state.stage in (GATHERING, STOPPING, AGREEING):
-        state, actions = advance(state, now_s)
-        if state.stage in (GATHERING, STOPPING, AGREEING):
-            return after(actions, wait(state, now_s))
+        return opening.end_run(state, messages.GAVE_UP_STATUS, reason + say_where(state))
+    if state.stage == Stage.RUNNING and status and waited_s >= options.stop_deadline_s:
+        return opening.end_run(
+            state, status, "some ranks were stopped, and the others did not follow"
+        )
+    if state.stage in (Stage.GATHERING, Stage.STOPPING, Stage.AGREEING):
+        state, actions = opening.advance(state, now_s)
+        if state.stage in (Stage.GATHERING, Stage.STOPPING, Stage.AGREEING):
+            return after(actions, patience.await_or_end(state, now_s))
         return state, actions
-    return look_at_size(state, now_s)
+    return size.look_at_size(state, now_s)
+
+
+EVENTS: Mapping[type, Callable[[State, Any, float], Decision]] = {
+    events.NodeJoined: _join,
+    events.NodeLost: _lose,
+    events.NodeEnded: _note_end,
+    events.Claimed: _take_record,
+    events.Judged: _note_judged,
+    events.Recorded: _note_record,
+    events.Tick: _tick,
+}
+MESSAGES: Mapping[type[messages.Message], Callable[[State, str, Any, float], Decision]] = {
+    messages.Agree: opening.agree,
+    messages.Failed: ranks.note_failed,
+    messages.Stopped: ranks.note_stopped,
+    messages.Finished: ranks.note_finished,
+    messages.StateSaved: side_save.note_saved,
+}
+"""Of a member; a message that came late changes nothing."""

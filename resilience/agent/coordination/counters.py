@@ -20,7 +20,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import chain
 
-from resilience.agent.coordination.membership import GATHERING, Incident, LastState, State
+from resilience.agent.coordination.membership import Incident, LastState, Membership, Stage, State
 from resilience.comm.messages import GAVE_UP_STATUS, PLANNED, End, Failed
 from resilience.state.report import Phase
 
@@ -38,7 +38,7 @@ def note_replaced(state: State, failed: Failed) -> State:
 
 def count(state: State, now_s: float) -> State:
     """Count what the generation that ends now has lost; once, before the next one opens."""
-    if state.stage == GATHERING:
+    if state.stage == Stage.GATHERING:
         return state
     steps = [
         each.step + (each.phase is Phase.PASSED)
@@ -61,9 +61,9 @@ def count(state: State, now_s: float) -> State:
     )
 
 
-def is_left(state: State) -> bool:
+def is_left(generation: Membership) -> bool:
     """Return whether the ranks have left the generation as they were asked to."""
-    return state.first_failure is not None and state.first_failure.reason == PLANNED
+    return generation.first_failure is not None and generation.first_failure.reason == PLANNED
 
 
 def _find_lost(state: State) -> frozenset[str]:
@@ -156,10 +156,11 @@ def find_end(state: State) -> End | None:
 # ---- where the state lies
 
 
-def can_save(state: State) -> bool:
+def can_save(generation: Membership) -> bool:
     """Return whether some rank holds a state, and a program that saves what it holds."""
     return any(
-        "saved" in each.rest and each.phase is not Phase.FRESH for each in state.reports.values()
+        "saved" in each.rest and each.phase is not Phase.FRESH
+        for each in generation.reports.values()
     )
 
 

@@ -1,4 +1,8 @@
-"""How the next generation comes about: its members, their agreement, its opening. Pure."""
+"""Steps of the coordinator towards the next generation: its members, their agreement, its opening.
+
+`coordinator` says who decides that a generation opens. `advance` is the one function that opens it.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -6,95 +10,68 @@ import signal
 from collections.abc import Collection
 from dataclasses import replace
 
+from resilience.agent.coordination import size, votes
 from resilience.agent.coordination.counters import can_save, count, find_end, say_where
+from resilience.agent.coordination.events import Action, ClaimRecord, FoundRun, HandOver, Note, Send
 from resilience.agent.coordination.founding import SLACK
 from resilience.agent.coordination.membership import (
-    AGREEING,
-    ENDED,
-    GATHERING,
-    RUNNING,
-    STOPPING,
-    Action,
-    ClaimRecord,
+    REPORTS_WAIT,
     Decision,
-    FoundRun,
-    HandOver,
-    Note,
-    Send,
+    Stage,
     State,
     after,
+    hold,
 )
 from resilience.agent.coordination.side_save import begin_save, is_saving
-from resilience.agent.coordination.size import (
-    choose_members,
-    find_heir,
-    fits,
-    has_reports,
-    is_passing,
-    keep_proof,
-    may_shrink,
-    may_wait,
-)
-from resilience.agent.coordination.votes import (
-    GOES_ON,
-    TIE,
-    WAITS,
-    differs_from_record,
-    find_given,
-    find_held,
-    find_newest,
-    find_verdict,
-    goes_by_evidence,
-    in_later_ballot,
-)
-from resilience.comm.messages import (
-    GAVE_UP_STATUS,
-    NO_BALLOT,
-    Agree,
-    Ballot,
-    End,
-    Learn,
-    LetGo,
-    Open,
-    Propose,
-)
+from resilience.comm import messages
+from resilience.comm.messages import GAVE_UP_STATUS, NO_BALLOT, Ballot
 from resilience.elastic.policy import Growth, note_size
 from resilience.state.layout import Layout, make_layout
 from resilience.state.report import fresh_report, pack_reports
 
 _ASKED_STATUS = 128 + signal.SIGTERM
+_AGREEMENT = "waits until the nodes that were asked agree to the members"
+_FOLDER = "waits for an answer of the run's folder"
+_PROMISES = "waits until the nodes to be asked have joined in this ballot"
 _ASK_AGAIN_S = 1.0
 """After an answer of the folder that was none."""
 
 
 def advance(state: State, now_s: float) -> Decision:
-    """Take the next step towards the next generation, if all that it needs is there."""
-    if state.stage == GATHERING:
+    """Open the next generation, or take the next step towards it; else say what it waits for."""
+    if state.stage == Stage.GATHERING:
         return _found(state, now_s)
-    if state.stage == STOPPING:
-        num_here = len(state.nodes) - state.nodes.count(None)
-        if len(state.reports) < num_here * state.members.num_local_ranks:
-            # Nothing goes on before all ranks at hand have told what they hold.
-            return state, []
-        filled = _fill_places(state, now_s)
-        if released := _release(state, now_s, is_whole=_is_whole(filled)):
-            return released
-        if _is_whole(filled):
-            members = choose_members(filled, now_s)
-            if heir := find_heir(state, members):
-                return state, [HandOver(node=heir)]
-            return _propose(state, filled, members, now_s)
-        if may_shrink(filled, now_s):
-            return _propose(state, _without_lost(filled), choose_members(filled, now_s), now_s)
+    if state.stage == Stage.STOPPING:
+        return _choose(state, now_s)
+    if state.stage != Stage.AGREEING:
         return state, []
-    if state.stage == AGREEING and not state.asked:
-        assert state.proposal is not None
-        voters = _at_hand(state, state.proposal)
-        if not fits(state, state.proposal) or len(voters) < len(state.proposal.nodes):
-            return take_up(state, state.proposal, generation=state.generation + 1, voters=voters)
-        has_all = has_reports(state, state.proposal.nodes)
-        return _open(state, state.proposal, now_s) if has_all else (state, [])
-    return state, []
+    if state.asked:
+        return hold(state, _AGREEMENT)
+    assert state.proposal is not None
+    voters = _at_hand(state, state.proposal)
+    if not size.fits(state, state.proposal) or len(voters) < len(state.proposal.nodes):
+        return take_up(state, state.proposal, generation=state.generation + 1, voters=voters)
+    has_all = size.has_reports(state, state.proposal.nodes)
+    return _open(state, state.proposal, now_s) if has_all else hold(state, REPORTS_WAIT)
+
+
+def _choose(state: State, now_s: float) -> Decision:
+    """Propose the members of the next generation, where they can be told by now."""
+    num_here = len(state.nodes) - state.nodes.count(None)
+    if len(state.reports) < num_here * state.members.num_local_ranks:
+        return hold(state, REPORTS_WAIT)
+    filled = _fill_places(state, now_s)
+    is_whole = None not in filled.nodes and len(filled.reports) == state.members.world_size
+    if released := _release(state, now_s, is_whole=is_whole):
+        return released
+    if not is_whole and not size.may_shrink(filled, now_s):
+        return hold(state, "waits for nodes in the places of lost ones")
+    members = size.choose_members(filled, now_s)
+    if not is_whole:
+        return _propose(state, _without_lost(filled), members, now_s)
+    if heir := size.find_heir(state, members):
+        return state, [HandOver(node=heir)]
+    return _propose(state, filled, members, now_s)
 
 
 def _release(state: State, now_s: float, *, is_whole: bool) -> Decision | None:
@@ -105,18 +82,17 @@ def _release(state: State, now_s: float, *, is_whole: bool) -> Decision | None:
     """
     here = [node for node in state.nodes if node is not None]
     asked = [node for node in here if not state.is_staying(node)]
-    if not asked or state.options.policy.is_elastic or not may_wait(state):
+    if not asked or state.options.policy.is_elastic or not size.may_wait(state):
         return None
-    ranks = [
-        r for place, node in enumerate(state.nodes) if node for r in state.members.ranks_of(place)
-    ]
-    if not state.reports.keys() >= set(ranks):
+    if not size.have_reported(state, here):
         return None
     staying = tuple(node for node in here if node not in asked)
-    if staying and find_held(state, staying) >= find_held(state, here):
-        if heir := find_heir(state, staying):
+    if staying and votes.find_held(state, staying) >= votes.find_held(state, here):
+        if heir := size.find_heir(state, staying):
             return state, [HandOver(node=heir)]
-        orders = [Send(node=node, message=LetGo()) for node in asked if node not in state.let_go]
+        orders = [
+            Send(node=node, message=messages.LetGo()) for node in asked if node not in state.let_go
+        ]
         return replace(state, let_go=state.let_go | set(asked)), [*orders]
     if state.side_save is None:
         state, actions = begin_save(state, now_s)
@@ -142,14 +118,14 @@ def _found(state: State, now_s: float) -> Decision:
     if len(state.present) < options.num_nodes or not (
         is_complete or now_s >= find_last_call_s(state)
     ):
-        return state, []
+        return hold(state, "waits for nodes to join")
     members = sorted(state.present)
     if all(join.shares_folder for join in state.present.values()):
         if state.is_claiming or now_s - state.answered_s < _ASK_AGAIN_S:
-            return state, []
+            return hold(state, _FOLDER)
         if state.founding is None:
             found = FoundRun(agents=tuple(state.present))
-            return replace(state, is_claiming=True), [found]
+            return replace(state, is_claiming=True, reason=_FOLDER), [found]
         founding = state.founding
         generation = max(state.generation, founding.generation)
         state = replace(state, generation=generation, first=generation + 1)
@@ -160,7 +136,7 @@ def _found(state: State, now_s: float) -> Decision:
             state = replace(state, founding=None, answered_s=now_s)
             return refuse(state, f"its record names {', '.join(away)}")
         if any(state.present[name].promised < state.ballot for name in members):
-            return state, []
+            return hold(state, _PROMISES)
     elif 2 * len(state.present) <= options.num_nodes + options.num_standby_nodes:
         total = options.num_nodes + options.num_standby_nodes
         return refuse(
@@ -179,7 +155,7 @@ def _found(state: State, now_s: float) -> Decision:
         is_sharded=options.is_sharded,
         num_stages=options.num_stages,
     )
-    layout = find_newest(state) or _with_starts(state, layout)
+    layout = votes.find_newest(state) or _with_starts(state, layout)
     ranks = range(layout.world_size)
     reports = {rank: fresh_report(layout, rank, state.generation) for rank in ranks}
     begun = replace(state, layout=layout, nodes=layout.nodes, reports=reports)
@@ -199,9 +175,9 @@ def _find_agreed(state: State) -> dict[str, tuple[Ballot, Layout]]:
 def refuse(state: State, reason: str) -> Decision:
     """Say why the run does not begin, once for each reason."""
     if reason == state.refusal:
-        return state, []
+        return hold(state, reason)
     note = Note(event="warning", fields={"text": f"the run does not begin yet: {reason}"})
-    return replace(state, refusal=reason), [note]
+    return replace(state, refusal=reason, reason=reason), [note]
 
 
 def _with_starts(state: State, layout: Layout) -> Layout:
@@ -214,11 +190,6 @@ def _at_hand(state: State, layout: Layout) -> set[str]:
     return {name for name, join in state.present.items() if starts.get(name) == join.start}
 
 
-def _is_whole(state: State) -> bool:
-    """Return whether each place has a node and each rank a report."""
-    return None not in state.nodes and len(state.reports) == state.members.world_size
-
-
 def _fill_places(state: State, now_s: float) -> State:
     """Give the place of a lost node to one that waits; its ranks hold nothing."""
     taken = {*state.nodes}
@@ -227,7 +198,7 @@ def _fill_places(state: State, now_s: float) -> State:
     standby.sort(key=lambda name: state.present[name].promised != state.ballot)
     nodes = list(state.nodes)
     is_late = now_s - state.since_s >= state.options.partition_patience_s
-    for place in sorted(find_given(state, is_late=is_late)) if standby else ():
+    for place in sorted(votes.find_given(state, is_late=is_late)) if standby else ():
         if standby:
             own = state.members.nodes[place]
             if own in standby or state.options.recovers:
@@ -257,7 +228,7 @@ def holds_back(state: State) -> bool:
     """Return whether a place is kept for its member although another node could take it."""
     places = [place for place, node in enumerate(state.nodes) if node is None]
     has_others = len(state.present) > len(state.nodes) - len(places)
-    return has_others and find_given(state, is_late=False) != {*places}
+    return has_others and votes.find_given(state, is_late=False) != {*places}
 
 
 def _propose(state: State, filled: State, nodes: tuple[str, ...], now_s: float) -> Decision:
@@ -265,39 +236,41 @@ def _propose(state: State, filled: State, nodes: tuple[str, ...], now_s: float) 
 
     `filled` has the places that are to be given away; until then their members may come back.
     """
-    verdict = find_verdict(state)
-    if verdict == WAITS:
-        return state, []
-    if goes_by_evidence(state) and state.generation != state.leapt:
+    verdict = votes.find_verdict(state)
+    if verdict == votes.WAITS:
+        return hold(state, "waits, since other nodes may go on without these")
+    if votes.goes_by_evidence(state) and state.generation != state.leapt:
         # Others may have opened some before they ended: their numbers are not given twice.
         generation = max(state.generation, state.recorded) + SLACK
         state, actions = take_up(state, state.members, generation=generation, voters=state.voters)
         return after(actions, advance(replace(state, leapt=generation), now_s))
-    layout = find_newest(state) or _with_starts(state, replace(state.members, nodes=nodes))
+    layout = votes.find_newest(state) or _with_starts(state, replace(state.members, nodes=nodes))
     # The places of members that may live on.
     pairs = enumerate(zip(state.members.nodes, filled.nodes, strict=True))
     given = frozenset(at for at, (old, new) in pairs if new != old and old not in state.dead)
     promised = {state.present[node].promised for node in nodes}
-    asks_for_record = verdict == TIE and state.record is None
-    gives_away = verdict == GOES_ON and bool(given) and not state.accepted
+    asks_for_record = verdict == votes.TIE and state.record is None
+    gives_away = verdict == votes.GOES_ON and bool(given) and not state.accepted
     is_behind = asks_for_record and max(promised) > state.ballot
     if is_behind or ((asks_for_record or gives_away) and state.probed != (state.generation, given)):
         # Who is silent by now must not be in the record: nobody could open that generation. And a
         # place is given away by what the others hold now: their word comes behind all else.
-        return replace(in_later_ballot(state, *promised), probed=(state.generation, given)), []
-    if verdict != TIE:
+        return replace(
+            votes.in_later_ballot(state, *promised), probed=(state.generation, given)
+        ), []
+    if verdict != votes.TIE:
         return _ask(state, filled, layout, now_s)
     if state.record is None:
         if promised != {state.ballot}:
-            return state, []
+            return hold(state, _PROMISES)
         if state.is_claiming or now_s - state.answered_s < _ASK_AGAIN_S:
-            return state, []
+            return hold(state, _FOLDER)
         claim = ClaimRecord(generation=state.generation + 1, layout=layout)
         claimed_s = state.claimed_s if state.claimed_s >= state.since_s else now_s
         return replace(state, is_claiming=True, claimed_s=claimed_s), [claim]
-    if differs_from_record(state):
-        # Either may have come about, and only the other half knows.
-        return state, []
+    if votes.differs_from_record(state):
+        reason = "waits for the other half: the record names other members than were agreed to"
+        return hold(state, reason)
     return _ask(state, filled, state.record, now_s)
 
 
@@ -310,19 +283,20 @@ def _ask(before: State, state: State, layout: Layout, now_s: float) -> Decision:
     newest = max((state.present[node].promised for node in asked), default=NO_BALLOT)
     if newest > state.ballot:
         # They hear of it, and join again.
-        return in_later_ballot(before, newest), []
+        return hold(votes.in_later_ballot(before, newest), _PROMISES)
     if any(state.present[node].promised != state.ballot for node in asked):
-        return before, []
+        return hold(before, _PROMISES)
     if not state.accepted and state.counted < state.opened:
         state = replace(count(state, now_s), counted=state.opened)
         if end := find_end(state):
             if end.status != GAVE_UP_STATUS or not can_save(state):
                 return end_run(state, end.status, end.reason + say_where(state))
             state = replace(state, giving_up=end.reason)
-    proposal = Propose(generation=state.generation + 1, ballot=state.ballot, layout=layout)
+    proposal = messages.Propose(generation=state.generation + 1, ballot=state.ballot, layout=layout)
     state = replace(
         state,
-        stage=AGREEING,
+        stage=Stage.AGREEING,
+        reason=_AGREEMENT,
         proposal=layout,
         asked=asked,
         accepted={**state.accepted, **dict.fromkeys(state.voters, (state.ballot, layout))},
@@ -333,10 +307,10 @@ def _ask(before: State, state: State, layout: Layout, now_s: float) -> Decision:
     return state, [Send(node=node, message=proposal) for node in sorted(asked)]
 
 
-def agree(state: State, node: str, agreement: Agree, now_s: float) -> Decision:
+def agree(state: State, node: str, agreement: messages.Agree, now_s: float) -> Decision:
     """Count one agent; when all have agreed the generation has come about."""
     is_current = agreement.generation == state.generation + 1 and agreement.ballot == state.ballot
-    if state.stage != AGREEING or not is_current:
+    if state.stage != Stage.AGREEING or not is_current:
         return state, []
     assert state.proposal is not None
     head = agreement.head if node == state.proposal.nodes[0] else state.head
@@ -345,19 +319,19 @@ def agree(state: State, node: str, agreement: Agree, now_s: float) -> Decision:
 
 def withdraw(state: State, node: str) -> State:
     """Give a proposal up where an agent that was asked is gone, or has come anew."""
-    if state.stage != AGREEING or state.proposal is None:
+    if state.stage != Stage.AGREEING or state.proposal is None:
         return state
     if node not in {*state.voters, *state.proposal.nodes, *state.members.nodes}:
         return state
     if state.opened < 0:
         # Others may be asked for then: in one ballot it is always the same ones.
-        state = replace(in_later_ballot(state), stage=GATHERING, proposal=None)
+        state = replace(votes.in_later_ballot(state), stage=Stage.GATHERING, proposal=None)
         return replace(state, layout=None, nodes=(), reports={})
     kept = tuple(name if name in state.voters else None for name in state.nodes)
     places = [place for place, name in enumerate(kept) if name is None]
     given = {rank for place in places for rank in state.members.ranks_of(place)}
     reports = {rank: each for rank, each in state.reports.items() if rank not in given}
-    return replace(state, stage=STOPPING, proposal=None, nodes=kept, reports=reports)
+    return replace(state, stage=Stage.STOPPING, proposal=None, nodes=kept, reports=reports)
 
 
 def take_up(state: State, layout: Layout, *, generation: int, voters: Collection[str]) -> Decision:
@@ -366,22 +340,27 @@ def take_up(state: State, layout: Layout, *, generation: int, voters: Collection
     if layout == state.layout:
         dead |= state.dead
     state = replace(
-        state,
-        stage=STOPPING,
+        _without_agreement(state),
+        stage=Stage.STOPPING,
         generation=generation,
         layout=layout,
         nodes=tuple(name if name in voters else None for name in layout.nodes),
         voters=frozenset(voters),
-        accepted={},
         dead=dead,
-        reports={},
-        proposal=None,
-        is_claiming=False,
-        record=None,
     )
+    return teach(state, *state.present)
+
+
+def _without_agreement(state: State) -> State:
+    """Return the state in which nothing is agreed to behind the newest generation, or reported."""
+    state = replace(state, accepted={}, proposal=None, is_claiming=False, record=None)
+    return replace(state, reports={})
+
+
+def teach(state: State, *nodes: str) -> Decision:
+    """Tell agents the newest generation."""
     news = learn(state)
-    actions: list[Action] = [Send(node=node, message=news) for node in state.present]
-    return note_told(state, *state.present), actions
+    return note_told(state, *nodes), [Send(node=node, message=news) for node in nodes]
 
 
 def note_told(state: State, *nodes: str) -> State:
@@ -399,9 +378,9 @@ def note_told(state: State, *nodes: str) -> State:
     return replace(state, present=present)
 
 
-def learn(state: State) -> Learn:
+def learn(state: State) -> messages.Learn:
     """Return what agents are told that the newest generation does not begin with."""
-    return Learn(
+    return messages.Learn(
         generation=state.generation,
         opened=state.opened,
         layout=state.members,
@@ -414,25 +393,26 @@ def _open(state: State, layout: Layout, now_s: float) -> Decision:
     generation = state.generation + 1
     num_before = len(state.members.nodes)
     shares_folder = all(state.present[node].shares_folder for node in layout.nodes)
-    fields = {"number": generation, "world_size": layout.world_size}
+    reason = "the members have agreed, and their ranks have reported"
+    fields = {"number": generation, "world_size": layout.world_size, "reason": reason}
     actions: list[Action] = [Note(event="generation_opened", fields=fields)]
     if state.giving_up is not None:
         actions.append(Note(event="giving_up", fields={"reason": state.giving_up}))
     before = state.members if layout.nodes != state.nodes else None
-    opening = Open(
+    opening = messages.Open(
         generation=generation,
         layout=layout,
         head=state.head,
-        reports=pack_reports(keep_proof(state), before or layout),
+        reports=pack_reports(size.keep_proof(state), before or layout),
         shares_folder=shares_folder,
         is_last=state.giving_up is not None,
         before=before,
-        is_passing=is_passing(state, layout),
+        is_passing=size.is_passing(state, layout),
     )
     actions += [Send(node=node, message=opening) for node in layout.nodes]
     state = replace(
-        state,
-        stage=RUNNING,
+        _without_agreement(state),
+        stage=Stage.RUNNING,
         since_s=now_s,
         generation=generation,
         opened=generation,
@@ -442,14 +422,9 @@ def _open(state: State, layout: Layout, now_s: float) -> Decision:
         side_save=None,
         voters=frozenset(layout.nodes),
         shares_folder=shares_folder,
-        reports={},
         finished={},
         dead=state.gone,
         awaited=frozenset(),
-        accepted={},
-        proposal=None,
-        is_claiming=False,
-        record=None,
         refusal="",
         planned=frozenset(),
         replacing=frozenset(),
@@ -457,6 +432,7 @@ def _open(state: State, layout: Layout, now_s: float) -> Decision:
         let_go=frozenset(),
         told_growth=Growth(),
         is_stopping=False,
+        reason=reason,
         sizing=note_size(state.sizing, num_before, len(layout.nodes), now_s),
     )
     news, members = learn(state), {*layout.nodes}
@@ -472,6 +448,6 @@ def end_run(state: State, status: int, reason: str) -> Decision:
         reason = f"{state.giving_up}; {reason}"
     if status == GAVE_UP_STATUS:
         actions.append(Note(event="gave_up", fields={"reason": reason}))
-    end = End(status=status, reason=reason)
+    end = messages.End(status=status, reason=reason)
     actions += [Send(node=node, message=end) for node in state.present]
-    return replace(state, stage=ENDED, ending=end), actions
+    return replace(state, stage=Stage.ENDED, ending=end), actions

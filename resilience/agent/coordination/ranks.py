@@ -4,45 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from resilience.agent.coordination.counters import (
-    OTHER_SHARD,
-    find_end,
-    note_replaced,
-    say_where,
-)
-from resilience.agent.coordination.membership import (
-    GATHERING,
-    RUNNING,
-    STOPPING,
-    Action,
-    Decision,
-    Note,
-    Replace,
-    Said,
-    Send,
-    State,
-    after,
-)
+from resilience.agent.coordination import counters
+from resilience.agent.coordination.events import Action, Note, Send
+from resilience.agent.coordination.membership import REPORTS_WAIT, Decision, Stage, State, after
 from resilience.agent.coordination.opening import advance, end_run
 from resilience.agent.coordination.size import find_passed
-from resilience.comm.messages import PLANNED, Break, Failed, Finished, Stopped
+from resilience.comm.messages import PLANNED, Break, Failed, Finished, ReplaceRank, Stopped
 from resilience.state.report import Phase, Report
 
-_REPLACED = ("died", "hung", "node lost", OTHER_SHARD)
-_AS_MEANT = (PLANNED, OTHER_SHARD)
+_REPLACED = ("died", "hung", "node lost", counters.OTHER_SHARD)
+_AS_MEANT = (PLANNED, counters.OTHER_SHARD)
 """Why a rank has left its generation that nothing ails."""
 _CONSEQUENCE = "group"
 """A connection has ended: the rank that says so first may be the last that holds its shard."""
 
 
-def note_failed(state: State, event: Said, now_s: float) -> Decision:
+def note_failed(state: State, node: str, failed: Failed, now_s: float) -> Decision:
     """Break the generation where the fault is its first, and count a later one."""
-    failed = event.message
-    assert isinstance(failed, Failed)
-    if failed.generation != state.generation or not state.owns(event.node, failed.rank):
+    if failed.generation != state.generation or not state.owns(node, failed.rank):
         return state, []
-    state = note_replaced(state, failed)
-    if state.stage == RUNNING:
+    state = counters.note_replaced(state, failed)
+    if state.stage == Stage.RUNNING:
         return stop(state, failed, now_s)
     # A second fault while the first is dealt with: its rank reports what it holds, as all do.
     if failed.reason in _REPLACED:
@@ -56,7 +38,7 @@ def note_failed(state: State, event: Said, now_s: float) -> Decision:
         is_cause = first is None or first.reason == _CONSEQUENCE
         return (replace(state, first_failure=failed) if is_cause else state), []
     follows = first is not None and first.reason in _AS_MEANT and failed.reason == _CONSEQUENCE
-    if failed.reason == OTHER_SHARD or follows:
+    if failed.reason == counters.OTHER_SHARD or follows:
         # Of one that has left, as all do, or of nobody: no fault.
         return state, []
     if first is None or not first.reason == _CONSEQUENCE != failed.reason:
@@ -76,7 +58,8 @@ def _count_own(state: State, failed: Failed) -> Decision:
         return state, []
     reason = "faults again and again in one process"
     state = replace(state, replacing=state.replacing | {failed.rank})
-    return state, [Replace(node=node, rank=failed.rank, reason=reason)]
+    order = ReplaceRank(rank=failed.rank, reason=reason)
+    return state, [Send(node=node, message=order)]
 
 
 def stop(state: State, failed: Failed, now_s: float) -> Decision:
@@ -92,18 +75,21 @@ def stop(state: State, failed: Failed, now_s: float) -> Decision:
     state = replace(
         state,
         replacing=frozenset(),
-        stage=STOPPING,
+        stage=Stage.STOPPING,
         since_s=now_s,
         reports={},
         finished={},
         first_failure=failed,
+        reason=REPORTS_WAIT,
     )
     state, more = _count_own(state, failed)
     actions += more
     is_over = state.giving_up is not None or not state.options.recovers
-    if is_over and (end := find_end(state)):
+    if is_over and (end := counters.find_end(state)):
         # Nobody is told to begin afresh.
-        return after(actions[:1], end_run(state, end.status, end.reason + say_where(state)))
+        return after(
+            actions[:1], end_run(state, end.status, end.reason + counters.say_where(state))
+        )
     return state, actions
 
 
@@ -112,14 +98,12 @@ def _detected(failed: Failed) -> Note:
     return Note(event="fault_detected", rank=failed.rank, fields=fields)
 
 
-def note_stopped(state: State, event: Said, now_s: float) -> Decision:
+def note_stopped(state: State, node: str, stopped: Stopped, now_s: float) -> Decision:
     """Take what a rank holds, and go on once all have told."""
-    stopped = event.message
-    assert isinstance(stopped, Stopped)
-    if stopped.generation != state.generation or not state.owns(event.node, stopped.rank):
+    if stopped.generation != state.generation or not state.owns(node, stopped.rank):
         return state, []
     actions: list[Action] = []
-    if state.stage == RUNNING:
+    if state.stage == Stage.RUNNING:
         text = f"rank {stopped.rank} has stopped"
         failed = Failed(
             generation=state.generation, rank=stopped.rank, reason="exception", text=text
@@ -137,16 +121,14 @@ def note_stopped(state: State, event: Said, now_s: float) -> Decision:
     return after(actions, advance(state, now_s))
 
 
-def note_finished(state: State, event: Said, now_s: float) -> Decision:
+def note_finished(state: State, node: str, finished: Finished, now_s: float) -> Decision:
     """End the run once all ranks have finished, or where one says that it had better end."""
-    finished = event.message
-    assert isinstance(finished, Finished)
     if finished.status and finished.text:
-        if event.node in state.nodes or state.stage == GATHERING:
+        if node in state.nodes or state.stage == Stage.GATHERING:
             return end_run(state, finished.status, f"rank {finished.rank}: {finished.text}")
         return state, []
-    is_current = finished.generation == state.generation and state.stage == RUNNING
-    if not is_current or not state.owns(event.node, finished.rank):
+    is_current = finished.generation == state.generation and state.stage == Stage.RUNNING
+    if not is_current or not state.owns(node, finished.rank):
         return state, []
     is_first = not state.finished
     state = replace(state, finished={**state.finished, finished.rank: finished})

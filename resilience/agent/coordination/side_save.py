@@ -1,4 +1,4 @@
-"""What nodes save that cannot open a generation: the newest state that they hold whole. Pure.
+"""Save of the newest whole state by nodes whose coordinator may not open a generation. Pure.
 
 They may be the smaller side of a broken network, and others may go on meanwhile. So no step is
 taken, no rank changes what it holds, and the state is saved under a name that no other side gives:
@@ -11,15 +11,8 @@ from collections import defaultdict
 from dataclasses import replace
 
 from resilience.agent.coordination.counters import find_saved
-from resilience.agent.coordination.membership import (
-    Action,
-    Decision,
-    LastState,
-    Note,
-    Send,
-    SideSave,
-    State,
-)
+from resilience.agent.coordination.events import Action, Note, Send
+from resilience.agent.coordination.membership import Decision, LastState, SideSave, State
 from resilience.agent.coordination.votes import HOLDS_NONE
 from resilience.comm.messages import SaveState, StateSaved
 from resilience.state.report import Report
@@ -94,7 +87,7 @@ def _find_missing(state: State, holders: dict[str, int]) -> list[str]:
     return [each for each in state.members.shards if each not in holders]
 
 
-def note_saved(state: State, said: StateSaved) -> Decision:
+def note_saved(state: State, node: str, said: StateSaved, now_s: float) -> Decision:
     """Take in what came of it on one rank; when all have said so it is over."""
     save = state.side_save
     if save is None or save.is_over or said.name != save.name or said.rank not in save.asked:

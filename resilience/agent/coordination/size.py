@@ -1,13 +1,14 @@
-"""How many members the next generation has, and when one is left for another size. Pure."""
+"""Rules for the coordinator: how many members a generation has, when the size changes. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from math import isinf
 
 from resilience.agent.coordination.counters import is_left
-from resilience.agent.coordination.membership import RUNNING, Decision, Note, Send, State
+from resilience.agent.coordination.events import Note, Send
+from resilience.agent.coordination.membership import Decision, Membership, Stage, State
 from resilience.agent.coordination.votes import HOLDS_NONE, find_given, find_held
 from resilience.comm.messages import Leave, StopRun
 from resilience.elastic.copies import add_holders, fill_copies
@@ -22,17 +23,15 @@ GATHER_S = 2.0
 
 def look_at_size(state: State, now_s: float) -> Decision:
     """Have all ranks leave the open generation after a step, where the run's size is to change."""
-    is_settled = state.stage == RUNNING and not (state.finished or state.is_leaving)
+    is_settled = state.stage == Stage.RUNNING and not (state.finished or state.is_leaving)
     if not is_settled or state.giving_up is not None:
         return state, []
     members, policy = state.members.nodes, state.options.policy
     asked = [node for node in members if not state.is_staying(node)]
     # Nodes that come may still make up for those of an elastic run.
     is_final = policy.fit(len(_staying(state))) == 0 if policy.is_elastic else True
-    if asked and is_final and not _may_let_go(state):
-        return _stop_run(state, asked)
     is_due = bool(asked) and now_s >= _gathered_s(state)
-    if is_due and not _may_let_go(state):
+    if asked and (is_final or is_due) and not _may_let_go(state):
         return _stop_run(state, asked)
     growth = _plan_growth(state, members, now_s)
     if not is_due and not growth.nodes:
@@ -117,7 +116,7 @@ def may_shrink(state: State, now_s: float) -> bool:
     """Return whether the run goes on without the nodes whose places nobody has."""
     policy = state.options.policy
     here = [node for node in state.nodes if node is not None]
-    if policy.fit(len(here)) == 0 or not has_reports(state, tuple(here)):
+    if policy.fit(len(here)) == 0 or not has_reports(state, here):
         return False
     waited_s = now_s - state.since_s
     is_late = waited_s >= state.options.partition_patience_s
@@ -225,21 +224,22 @@ def find_passed(reports: Iterable[Report]) -> tuple[int, int]:
     return max(shown, default=(-1, -1))
 
 
-def keep_proof(state: State) -> tuple[Report, ...]:
+def keep_proof(generation: Membership) -> tuple[Report, ...]:
     """Return the reports of all ranks; where ranks were in a gate that was passed, as passed.
 
     The ranks that passed it may be gone, and their reports with them. Without that proof the others
     would run the step again.
     """
     told = tuple(
-        state.reports.get(rank) or fresh_report(state.members, rank, state.generation)
-        for rank in range(state.members.world_size)
+        generation.reports.get(rank)
+        or fresh_report(generation.members, rank, generation.generation)
+        for rank in range(generation.members.world_size)
     )
-    if find_passed(told) == state.passed:
+    if find_passed(told) == generation.passed:
         return told
     return tuple(
         replace(each, phase=Phase.PASSED)
-        if each.phase is Phase.ENTERED and _find_version(each) == state.passed
+        if each.phase is Phase.ENTERED and _find_version(each) == generation.passed
         else each
         for each in told
     )
@@ -260,17 +260,21 @@ def fits(state: State, layout: Layout) -> bool:
     return layout.nodes == state.nodes or state.options.policy.is_elastic
 
 
-def has_reports(state: State, nodes: tuple[str, ...]) -> bool:
+def has_reports(state: State, nodes: Collection[str]) -> bool:
     """Return whether all ranks of these nodes have told what they hold.
 
     Where each place is to have a node, that is the ranks of all places.
     """
-    if not state.options.policy.is_elastic and None in state.nodes:
-        return False
+    is_missing = not state.options.policy.is_elastic and None in state.nodes
+    return not is_missing and have_reported(state, nodes)
+
+
+def have_reported(generation: Membership, nodes: Collection[str]) -> bool:
+    """Return whether there is a report of each rank of these nodes."""
     wanted = {*nodes}
     return all(
-        rank in state.reports
-        for place, node in enumerate(state.nodes)
+        rank in generation.reports
+        for place, node in enumerate(generation.nodes)
         if node in wanted
-        for rank in state.members.ranks_of(place)
+        for rank in generation.members.ranks_of(place)
     )

@@ -10,21 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from resilience.comm.messages import (
-    NO_BALLOT,
-    Agree,
-    Ballot,
-    Failed,
-    Finished,
-    Join,
-    Learn,
-    Open,
-    Propose,
-    Stopped,
-)
+from resilience.comm import messages
+from resilience.comm.messages import NO_BALLOT, Ballot, Join
 from resilience.state.layout import Layout
 
-Said = TypeVar("Said", Failed, Stopped, Finished)
+Said = TypeVar("Said", messages.Failed, messages.Stopped, messages.Finished)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,27 +55,17 @@ class Standing:
             shares_folder=sees_folder or (is_member and self.shares_folder),
         )
 
-    def open(self, opening: Open) -> Standing:
+    def open(self, opening: messages.Open) -> Standing:
         """Become a member of a generation that begins."""
-        return Standing(
-            generation=opening.generation,
-            layout=opening.layout,
-            opened=opening.generation,
-            shares_folder=opening.shares_folder,
-        )
+        return _begin_behind(opening, opening.generation)
 
-    def learn(self, news: Learn) -> Standing:
+    def learn(self, news: messages.Learn) -> Standing:
         """Take note of a newer generation in which the agent's workers have no part."""
         if news.generation <= self.generation:
             return self
-        return Standing(
-            generation=news.generation,
-            layout=news.layout,
-            opened=news.opened,
-            shares_folder=news.shares_folder,
-        )
+        return _begin_behind(news, news.opened)
 
-    def consider(self, proposal: Propose) -> tuple[Standing, Agree | None]:
+    def consider(self, proposal: messages.Propose) -> tuple[Standing, messages.Agree | None]:
         """Agree to the members of the next generation, unless it is too late for them."""
         is_repeated = (self.proposed, self.ballot) == (proposal.generation, proposal.ballot)
         if is_repeated and proposal.layout != self.agreed:
@@ -93,20 +73,27 @@ class Standing:
         if proposal.generation <= self.generation:
             return self, None
         standing = replace(
-            self,
-            proposed=proposal.generation,
-            ballot=proposal.ballot,
-            agreed=proposal.layout,
+            self, proposed=proposal.generation, ballot=proposal.ballot, agreed=proposal.layout
         )
-        return standing, Agree(generation=proposal.generation, ballot=proposal.ballot)
+        return standing, messages.Agree(generation=proposal.generation, ballot=proposal.ballot)
 
     def relabel(self, said: Said) -> Said:
         """Return what was said of the generation that began last as said of the newest one."""
         if not self.opened <= said.generation < self.generation:
             return said
-        if isinstance(said, Stopped):
+        if isinstance(said, messages.Stopped):
             report = {**said.report, "generation": self.generation}
             if report.get("member_generation") == said.generation:
                 report["member_generation"] = self.generation
             return replace(said, generation=self.generation, report=report)
         return replace(said, generation=self.generation)
+
+
+def _begin_behind(news: messages.Open | messages.Learn, opened: int) -> Standing:
+    """Return the part of an agent that has agreed to nothing since this generation."""
+    return Standing(
+        generation=news.generation,
+        layout=news.layout,
+        opened=opened,
+        shares_folder=news.shares_folder,
+    )

@@ -15,36 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from enum import Enum
+from typing import Any
 
 from resilience.agent.connections.transport import Came, Gone, Reached
-from resilience.agent.coordination.membership import NodeJoined, NodeLost, Said
-from resilience.agent.coordination.outlook import (
-    FOLLOWING,
-    LEADING,
-    NO_ORDER,
-    SEEKING,
-    Act,
-    Coordinate,
-    Dial,
-    Dialed,
-    Follow,
-    HandedOver,
-    HangUp,
-    Heeded,
-    JoinAgain,
-    Lead,
-    Line,
-    Looked,
-    Moved,
-    Obey,
-    Outlook,
-    Resign,
-    Result,
-    Settled,
-    Tell,
-)
+from resilience.agent.coordination import events
+from resilience.agent.coordination.view import NO_ORDER, Line, MembershipView, Result, Role
 from resilience.agent.coordination.votes import next_ballot
-from resilience.comm.messages import Beat, End, Goodbye, Hello, Join, Learn, Message, Propose
+from resilience.comm import messages
+from resilience.comm.messages import End, Goodbye, Hello, Join, Message, Propose
 
 TAKEN_NAME_STATUS = 2
 """Exit status of an agent whose name another one has."""
@@ -58,63 +37,89 @@ _CALLS_MAX = 8
 """Agents that are asked at a time."""
 
 
-def decide(view: Outlook, event: Heeded, now_s: float) -> Result:
-    """Return what the agent knows now, and what is to be done."""
+def decide(view: MembershipView, event: events.Heeded, now_s: float) -> Result:
+    """Return what the agent knows now, and its acts."""
     return _admit(_heed(view, event, now_s))
 
 
-def _heed(view: Outlook, event: Heeded, now_s: float) -> Result:
-    if isinstance(event, Came):
-        return _with_line(view, event.peer, Line(heard_s=now_s)), []
-    if isinstance(event, Dialed):
-        view = replace(view, called_s={**view.called_s, event.address: now_s})
-        return _with_line(view, event.peer, Line(heard_s=now_s, address=event.address)), []
-    if isinstance(event, Moved):
-        hello = replace(view.hello, generation=event.generation, order=event.order)
-        return replace(view, hello=hello), []
-    if isinstance(event, Settled):
-        return replace(view, is_settled=event.is_open), []
-    if isinstance(event, HandedOver):
-        return _hand_over(view, event.address, now_s)
-    if isinstance(event, Looked):
-        return _look(view, now_s)
-    if event.peer not in view.lines:
-        return view, []
-    if isinstance(event, Reached):
-        return _touch(view, event.peer, now_s), [Tell(peer=event.peer, message=view.hello)]
-    if isinstance(event, Gone):
-        return _and_seek(_lose(view, event.peer, now_s), now_s)
+def _heed(view: MembershipView, event: events.Heeded, now_s: float) -> Result:
+    match event:
+        case Came():
+            return _with_line(view, event.peer, Line(heard_s=now_s)), []
+        case events.Dialed():
+            view = replace(view, called_s={**view.called_s, event.address: now_s})
+            return _with_line(view, event.peer, Line(heard_s=now_s, address=event.address)), []
+        case events.Moved():
+            hello = replace(view.hello, generation=event.generation, order=event.order)
+            return replace(view, hello=hello), []
+        case events.Settled():
+            return replace(view, is_settled=event.is_open), []
+        case events.HandedOver():
+            return _hand_over(view, event.address, now_s)
+        case events.Looked():
+            return _look(view, now_s)
+        case _ if event.peer not in view.lines:
+            return view, []
+        case Reached():
+            return _touch(view, event.peer, now_s), [
+                events.Tell(peer=event.peer, message=view.hello)
+            ]
+        case Gone():
+            return _and_seek(_lose(view, event.peer, now_s), now_s)
     view, acts = _refuse_others(_touch(view, event.peer, now_s), event.peer)
-    answer = _ANSWERS.get(type(event.message), _pass_on)
-    view, more = answer(view, event.peer, event.message, now_s)
+    sender = _find_sender(view, event.peer)
+    answer = ANSWERS[sender].get(type(event.message))
+    if answer is None:
+        view, more = _refuse_message(view, event.peer, sender, event.message, now_s)
+    else:
+        view, more = answer(view, event.peer, event.message, now_s)
     return view, [*acts, *more]
+
+
+def _find_sender(view: MembershipView, peer: int) -> Sender:
+    if peer == view.link:
+        return Sender.COORDINATOR
+    has_joined = view.lines[peer].join is not None and view.role == Role.LEADING
+    return Sender.MEMBER if has_joined else Sender.OTHER
+
+
+def _refuse_message(
+    view: MembershipView, peer: int, sender: Sender, message: Message, now_s: float
+) -> Result:
+    """End a connection over which a message came that its sender never sends."""
+    line = view.lines[peer]
+    name = line.join.node if line.join else line.address or "an agent that has called"
+    kind = type(message).__name__
+    text = f"the connection to {name} is closed: {sender.value} never sends {kind}"
+    view, acts = _lose(view, peer, now_s)
+    return _and_seek((view, [events.Warn(text=text), events.HangUp(peer=peer), *acts]), now_s)
 
 
 # ---- lines
 
 
-def _with_line(view: Outlook, peer: int, line: Line) -> Outlook:
+def _with_line(view: MembershipView, peer: int, line: Line) -> MembershipView:
     return replace(view, lines={**view.lines, peer: line})
 
 
-def _touch(view: Outlook, peer: int, now_s: float) -> Outlook:
+def _touch(view: MembershipView, peer: int, now_s: float) -> MembershipView:
     return _with_line(view, peer, replace(view.lines[peer], heard_s=now_s))
 
 
-def _drop(view: Outlook, peer: int) -> Outlook:
+def _drop(view: MembershipView, peer: int) -> MembershipView:
     waiting = {key: join for key, join in view.waiting.items() if key != peer}
     lines = {key: line for key, line in view.lines.items() if key != peer}
     return replace(view, lines=lines, waiting=waiting)
 
 
-def _clear(view: Outlook, *addresses: str | None) -> Outlook:
+def _clear(view: MembershipView, *addresses: str | None) -> MembershipView:
     hints = tuple(each for each in view.hints if each not in addresses)
     cleared = view.cleared | {each for each in addresses if each is not None}
     return replace(view, hints=hints, cleared=cleared)
 
 
 def _lose(
-    view: Outlook, peer: int, now_s: float, *, is_dead: bool = False, is_silent: bool = False
+    view: MembershipView, peer: int, now_s: float, *, is_dead: bool = False, is_silent: bool = False
 ) -> Result:
     """Take note that a connection has ended, or is to end for its silence."""
     line = view.lines[peer]
@@ -126,28 +131,28 @@ def _lose(
         # To wait once more for an answer would take as long again.
         return replace(view, cleared=frozenset({leader})) if is_silent else view, []
     view = _clear(view, line.address)
-    if line.join is not None and view.stage == LEADING:
-        lost = NodeLost(node=line.join.node, is_dead=is_dead)
-        return view, [Coordinate(event=lost)]
+    if line.join is not None and view.role == Role.LEADING:
+        lost = events.NodeLost(node=line.join.node, is_dead=is_dead)
+        return view, [lost]
     return view, []
 
 
-def _look(view: Outlook, now_s: float) -> Result:
+def _look(view: MembershipView, now_s: float) -> Result:
     """End the leases of those that were silent, and renew the agent's own."""
     if now_s - view.tick_s > view.lease_s / 2:
         # It was this agent that stood still: what the others have said is still unread.
         lines = {peer: replace(line, heard_s=now_s) for peer, line in view.lines.items()}
         view = replace(view, lines=lines)
     view = replace(view, tick_s=now_s)
-    acts: list[Act] = []
+    acts: list[events.Act] = []
     for peer, line in view.lines.items():
         if now_s - line.heard_s > view.lease_s:
             view, more = _lose(view, peer, now_s, is_silent=True)
-            acts += [HangUp(peer=peer), *more]
+            acts += [events.HangUp(peer=peer), *more]
     link = view.link
     if link is not None and now_s - view.beat_s >= view.beat_every_s:
         view = replace(view, beat_s=now_s)
-        acts.append(Tell(peer=link, message=Beat()))
+        acts.append(events.Tell(peer=link, message=messages.Beat()))
     return _and_seek((view, acts), now_s)
 
 
@@ -155,13 +160,13 @@ def _look(view: Outlook, now_s: float) -> Result:
 
 
 def _seek_anew(
-    view: Outlook, now_s: float, *, lost: str = "", hint: str = "", is_dead: bool = False
-) -> Outlook:
+    view: MembershipView, now_s: float, *, lost: str = "", hint: str = "", is_dead: bool = False
+) -> MembershipView:
     """Follow nobody, and lead no longer."""
     names = {address: node for node, address in view.roster}
     return replace(
         view,
-        stage=SEEKING,
+        role=Role.SEEKING,
         link=None,
         lost=lost,
         dead=view.dead | ({names[lost]} if is_dead and lost in names else set()),
@@ -177,29 +182,29 @@ def _seek_anew(
 def _and_seek(result: Result, now_s: float) -> Result:
     """Ask those that are to be asked, and lead where none of them does."""
     view, acts = result
-    if view.stage == FOLLOWING or (view.stage == LEADING and view.is_settled):
+    if view.role == Role.FOLLOWING or (view.role == Role.LEADING and view.is_settled):
         return view, acts
     is_found = bool(view.roster) or view.hello.address in view.endpoints
-    if view.stage == SEEKING and is_found and view.cleared.issuperset(_earlier(view)):
+    if view.role == Role.SEEKING and is_found and view.cleared.issuperset(_earlier(view)):
         names = {address: node for node, address in view.roster}
         lost = names.get(view.lost, "")
         ballot = next_ballot(view.hello.ballot, view.hello.start)
         hello = replace(view.hello, leader=view.hello.address, ballot=ballot)
-        view = replace(view, stage=LEADING, called_s={}, hints=(), lost="", hello=hello)
-        acts = [*acts, Lead(lost=lost), *_tell_callers(view)]
+        view = replace(view, role=Role.LEADING, called_s={}, hints=(), lost="", hello=hello)
+        acts = [*acts, events.Lead(lost=lost), *_tell_callers(view)]
     return view, [*acts, *_calls(view, now_s)]
 
 
-def _tell_callers(view: Outlook) -> list[Act]:
+def _tell_callers(view: MembershipView) -> list[events.Act]:
     """Answer those once more that have asked who leads."""
     return [
-        Tell(peer=peer, message=view.hello)
+        events.Tell(peer=peer, message=view.hello)
         for peer, line in view.lines.items()
         if line.address is None and line.join is None
     ]
 
 
-def _earlier(view: Outlook) -> list[str]:
+def _earlier(view: MembershipView) -> list[str]:
     """Return the addresses that have to be asked before this agent leads."""
     others = [address for _, address in view.roster]
     if view.hello.address in others:
@@ -208,13 +213,13 @@ def _earlier(view: Outlook) -> list[str]:
     return [each for each in dict.fromkeys(found) if each != view.hello.address]
 
 
-def _calls(view: Outlook, now_s: float) -> list[Act]:
+def _calls(view: MembershipView, now_s: float) -> list[events.Act]:
     """Return the calls that are due."""
     asked = {line.address for line in view.lines.values() if line.address is not None}
     if len(asked) >= _CALLS_MAX:
         return []
     joined = {line.join.address for line in view.lines.values() if line.join is not None}
-    if view.stage == SEEKING:
+    if view.role == Role.SEEKING:
         wanted, retry_s = _earlier(view), _RETRY_S
     else:
         known = [address for _, address in view.roster]
@@ -228,7 +233,7 @@ def _calls(view: Outlook, now_s: float) -> list[Act]:
     ]
     # Who was not asked for longest comes first: silent ones keep nobody from being asked.
     due.sort(key=lambda each: view.called_s.get(each, float("-inf")))
-    return [Dial(address=each) for each in due[: _CALLS_MAX - len(asked)]]
+    return [events.Dial(address=each) for each in due[: _CALLS_MAX - len(asked)]]
 
 
 def is_before(one: Hello, other: Hello) -> bool:
@@ -236,24 +241,23 @@ def is_before(one: Hello, other: Hello) -> bool:
     return (-one.generation, one.order, one.node) < (-other.generation, other.order, other.node)
 
 
-def _hear_hello(view: Outlook, peer: int, hello: Message, now_s: float) -> Result:
-    assert isinstance(hello, Hello)
+def _hear_hello(view: MembershipView, peer: int, hello: Hello, now_s: float) -> Result:
     line = view.lines[peer]
-    acts: list[Act] = []
+    acts: list[events.Act] = []
     if line.address is None:
-        acts.append(Tell(peer=peer, message=view.hello))
+        acts.append(events.Tell(peer=peer, message=view.hello))
     if hello.run != view.hello.run:
         view, more = _lose(view, peer, now_s)
-        return _and_seek((view, [*acts, HangUp(peer=peer), *more]), now_s)
+        return _and_seek((view, [*acts, events.HangUp(peer=peer), *more]), now_s)
     leads = hello.leader == hello.address
-    if view.stage == FOLLOWING:
+    if view.role == Role.FOLLOWING:
         if peer == view.link and not leads:
             # It has given way to another one.
             view = _drop(view, peer)
-            acts.append(HangUp(peer=peer))
+            acts.append(events.HangUp(peer=peer))
             return _and_seek((_seek_anew(view, now_s, hint=hello.leader), acts), now_s)
         return _end_call(view, peer, acts)
-    if view.stage == LEADING:
+    if view.role == Role.LEADING:
         gives_way = leads and is_before(hello, view.hello)
         if gives_way and (not view.is_settled or hello.generation > view.hello.generation):
             acts += _resign(view, peer, hello.address)
@@ -266,7 +270,9 @@ def _hear_hello(view: Outlook, peer: int, hello: Message, now_s: float) -> Resul
     return _weigh(view, peer, hello, acts, now_s)
 
 
-def _weigh(view: Outlook, peer: int, hello: Hello, acts: list[Act], now_s: float) -> Result:
+def _weigh(
+    view: MembershipView, peer: int, hello: Hello, acts: list[events.Act], now_s: float
+) -> Result:
     """Decide about an agent that is seeking whether it follows who has said this."""
     line = view.lines.get(peer)
     leads = hello.leader == hello.address
@@ -274,7 +280,7 @@ def _weigh(view: Outlook, peer: int, hello: Hello, acts: list[Act], now_s: float
     if leads and is_current and line is not None and line.address is not None:
         view = replace(
             view,
-            stage=FOLLOWING,
+            role=Role.FOLLOWING,
             link=peer,
             lost="",
             hints=(),
@@ -285,8 +291,8 @@ def _weigh(view: Outlook, peer: int, hello: Hello, acts: list[Act], now_s: float
         )
         return view, [
             *acts,
-            Tell(peer=peer, message=Beat()),
-            Follow(start=hello.start),
+            events.Tell(peer=peer, message=messages.Beat()),
+            events.Follow(start=hello.start),
             *_tell_callers(view),
         ]
     if hello.leader and (is_current or not leads) and hello.leader != view.hello.address:
@@ -300,17 +306,17 @@ def _weigh(view: Outlook, peer: int, hello: Hello, acts: list[Act], now_s: float
     return _and_seek((view, acts), now_s)
 
 
-def _end_call(view: Outlook, peer: int, acts: list[Act]) -> Result:
+def _end_call(view: MembershipView, peer: int, acts: list[events.Act]) -> Result:
     """Hang up where this agent has called, and has its answer."""
     line = view.lines.get(peer)
     if line is None or line.address is None or peer == view.link:
         return view, acts
-    return _drop(view, peer), [*acts, HangUp(peer=peer)]
+    return _drop(view, peer), [*acts, events.HangUp(peer=peer)]
 
 
-def _hand_over(view: Outlook, leader: str, now_s: float) -> Result:
+def _hand_over(view: MembershipView, leader: str, now_s: float) -> Result:
     """Send those that follow this agent, and itself, to one that is to lead instead."""
-    if view.stage != LEADING:
+    if view.role != Role.LEADING:
         return view, []
     acts = _resign(view, kept=-1, leader=leader)
     # Behind all others: they do not wait for its word.
@@ -320,35 +326,36 @@ def _hand_over(view: Outlook, leader: str, now_s: float) -> Result:
     )
 
 
-def _resign(view: Outlook, kept: int, leader: str) -> list[Act]:
+def _resign(view: MembershipView, kept: int, leader: str) -> list[events.Act]:
     """Send those that follow this agent to another one."""
     redirect = replace(view.hello, leader=leader)
-    acts: list[Act] = [Resign()]
+    acts: list[events.Act] = [events.Resign()]
     for peer, line in view.lines.items():
         if line.address is None:
-            acts.append(Tell(peer=peer, message=redirect))
+            acts.append(events.Tell(peer=peer, message=redirect))
         if peer != kept or line.address is None:
-            acts.append(HangUp(peer=peer))
+            acts.append(events.HangUp(peer=peer))
     return acts
 
 
 # ---- what others say
 
 
-def _hear_join(view: Outlook, peer: int, join: Message, now_s: float) -> Result:
-    assert isinstance(join, Join)
-    if view.stage != LEADING:
-        return view, [Tell(peer=peer, message=view.hello)]
+def _hear_join(view: MembershipView, peer: int, join: Join, now_s: float) -> Result:
+    if view.role != Role.LEADING:
+        return view, [events.Tell(peer=peer, message=view.hello)]
     if join.program != view.program:
         reason = f"node {join.node} has {join.program}; the run has {view.program}"
-        return view, [Tell(peer=peer, message=End(status=OTHER_PROGRAM_STATUS, reason=reason))]
-    acts: list[Act] = []
+        return view, [
+            events.Tell(peer=peer, message=End(status=OTHER_PROGRAM_STATUS, reason=reason))
+        ]
+    acts: list[events.Act] = []
     others = {key: line.join for key, line in view.lines.items() if key != peer and line.join}
     for key, other in others.items():
         if other.node == join.node and other.start == join.start:
             # The same agent on another connection: the older one has ended for it.
             view, more = _lose(view, key, now_s)
-            acts += [HangUp(peer=key), *more]
+            acts += [events.HangUp(peer=key), *more]
     if join.node == view.hello.node:
         return view, [*acts, _refuse(peer, join.node)]
     return replace(view, waiting={**view.waiting, peer: join}), acts
@@ -367,71 +374,96 @@ def _admit(result: Result) -> Result:
         view = _with_line(view, peer, replace(view.lines[peer], join=join))
         waiting = {key: each for key, each in view.waiting.items() if key != peer}
         view = replace(view, waiting=waiting)
-        acts = [*acts, Coordinate(event=NodeJoined(join=join))]
+        acts = [*acts, events.NodeJoined(join=join)]
     return view, acts
 
 
-def _refuse_others(view: Outlook, peer: int) -> Result:
+def _refuse_others(view: MembershipView, peer: int) -> Result:
     """Refuse those that would join under the name of an agent that was just heard."""
     join = view.lines[peer].join
     if join is None or not view.waiting:
         return view, []
-    acts: list[Act] = [
+    acts: list[events.Act] = [
         _refuse(key, each.node) for key, each in view.waiting.items() if each.node == join.node
     ]
     waiting = {key: each for key, each in view.waiting.items() if each.node != join.node}
     return replace(view, waiting=waiting), acts
 
 
-def _refuse(peer: int, node: str) -> Tell:
+def _refuse(peer: int, node: str) -> events.Tell:
     reason = f"another agent is named {node!r}; set --node-name"
-    return Tell(peer=peer, message=End(status=TAKEN_NAME_STATUS, reason=reason))
+    return events.Tell(peer=peer, message=End(status=TAKEN_NAME_STATUS, reason=reason))
 
 
-def _hear_goodbye(view: Outlook, peer: int, goodbye: Message, now_s: float) -> Result:
+def _hear_goodbye(view: MembershipView, peer: int, goodbye: Goodbye, now_s: float) -> Result:
     view, acts = _lose(view, peer, now_s, is_dead=True)
-    return _and_seek((view, [HangUp(peer=peer), *acts]), now_s)
+    return _and_seek((view, [events.HangUp(peer=peer), *acts]), now_s)
 
 
-def _hear_beat(view: Outlook, peer: int, beat: Message, now_s: float) -> Result:
-    assert isinstance(beat, Beat)
-    if peer != view.link:
-        return view, []
-    names = [name for name, _ in beat.nodes]
-    view = replace(
-        view,
-        roster=beat.nodes or view.roster,
-        known=view.known | set(names),
-        starts={**view.starts, **dict(zip(names, beat.starts, strict=False))},
-        dead=frozenset(),
-    )
+def _hear_roster(view: MembershipView, peer: int, beat: messages.Beat, now_s: float) -> Result:
+    view = replace(view.with_roster(beat), dead=frozenset())
     if beat.ballot <= view.hello.ballot:
         return view, []
-    return replace(view, hello=replace(view.hello, ballot=beat.ballot)), [JoinAgain()]
+    return replace(view, hello=replace(view.hello, ballot=beat.ballot)), [events.JoinAgain()]
 
 
-def _hear_proposal(view: Outlook, peer: int, proposal: Message, now_s: float) -> Result:
-    assert isinstance(proposal, Propose)
-    is_promised = peer == view.link and proposal.ballot == view.hello.ballot
-    return view, [Obey(message=proposal)] if is_promised else []
+def _hear_proposal(view: MembershipView, peer: int, proposal: Propose, now_s: float) -> Result:
+    return view, [proposal] if proposal.ballot == view.hello.ballot else []
 
 
-def _pass_on(view: Outlook, peer: int, message: Message, now_s: float) -> Result:
-    join = view.lines[peer].join
-    if peer == view.link:
-        if isinstance(message, Learn):
-            # Without these names an agent that leads next might take all others for ended.
-            view = replace(view, known=view.known | set(message.known))
-        return view, [Obey(message=message)]
-    if join is not None and view.stage == LEADING:
-        return view, [Coordinate(event=Said(node=join.node, message=message))]
+def _hear_news(view: MembershipView, peer: int, news: messages.Learn, now_s: float) -> Result:
+    # Without these names an agent that leads next might take all others for ended.
+    return replace(view, known=view.known | set(news.known)), [news]
+
+
+def _ignore(view: MembershipView, peer: int, message: Message, now_s: float) -> Result:
     return view, []
 
 
-_ANSWERS: Mapping[type[Message], Callable[[Outlook, int, Message, float], Result]] = {
-    Hello: _hear_hello,
-    Join: _hear_join,
-    Goodbye: _hear_goodbye,
-    Beat: _hear_beat,
-    Propose: _hear_proposal,
+def _obey(view: MembershipView, peer: int, order: Message, now_s: float) -> Result:
+    return view, [order]
+
+
+def _pass_on(view: MembershipView, peer: int, message: Message, now_s: float) -> Result:
+    join = view.lines[peer].join
+    return view, [events.Said(node=join.node, message=message)] if join is not None else []
+
+
+class Sender(Enum):
+    """Other end of a connection, as this agent sees it."""
+
+    COORDINATOR = "a coordinator"
+    """This agent follows it."""
+    MEMBER = "a member"
+    """It has joined this agent, which leads."""
+    OTHER = "an agent that has not joined"
+
+
+_SAID = (messages.Agree, messages.Failed, messages.Stopped, messages.Finished, messages.StateSaved)
+_ENDINGS = (messages.Break, messages.Leave, messages.StopRun, messages.LetGo, messages.End)
+_ORDERS = (messages.Open, messages.ReplaceRank, messages.SaveState, *_ENDINGS)
+_Answer = Callable[[MembershipView, int, Any, float], Result]
+_ALL: Mapping[type[Message], _Answer] = {Hello: _hear_hello, Goodbye: _hear_goodbye}
+ANSWERS: Mapping[Sender, Mapping[type[Message], _Answer]] = {
+    Sender.COORDINATOR: {
+        **_ALL,
+        messages.Beat: _hear_roster,
+        Propose: _hear_proposal,
+        messages.Learn: _hear_news,
+        **dict.fromkeys(_ORDERS, _obey),
+    },
+    Sender.MEMBER: {
+        **_ALL,
+        Join: _hear_join,
+        messages.Beat: _ignore,
+        **dict.fromkeys(_SAID, _pass_on),
+    },
+    Sender.OTHER: {
+        **_ALL,
+        Join: _hear_join,
+        # The end of the run, and rosters, are told to all connections. A node that does not know
+        # yet that its coordinator has resigned goes on reporting.
+        **dict.fromkeys((End, messages.Beat, *_SAID), _ignore),
+    },
 }
+"""Answers by sender and type. A message that is missing here ends its connection."""

@@ -1,4 +1,4 @@
-"""Which side of a broken run may go on, and whose place may be given away. Pure.
+"""Rules for the coordinator: which side of a broken run may go on, whose place is free. Pure.
 
 The gate needs all ranks, so a generation is over as soon as one member's workers have left it. Two
 worlds can come only from two successors without a common member, or from one with no member at
@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from resilience.agent.coordination.membership import STOPPING, Ended, State
+from resilience.agent.coordination.events import Ended
+from resilience.agent.coordination.membership import Agreement, Membership, Roster, Stage, State
 from resilience.comm.messages import Ballot
 from resilience.state.layout import Layout
 from resilience.state.report import Phase
@@ -53,9 +54,9 @@ def find_verdict(state: State) -> str:
     return GOES_ON if are_alone or state.members.nodes[0] in state.voters else WAITS
 
 
-def find_ended(state: State) -> Ended:
+def find_ended(roster: Roster) -> Ended:
     """Return whose end is known: the record counts that was read behind these."""
-    return frozenset((name, state.starts.get(name, "")) for name in state.dead | state.gone)
+    return frozenset((name, roster.starts.get(name, "")) for name in roster.dead | roster.gone)
 
 
 def lacks_reading(state: State) -> bool:
@@ -90,7 +91,7 @@ def find_doubted(state: State) -> dict[str, frozenset[str]]:
 
     A start that is not the newest has ended where the newest has; which that is nobody may know.
     """
-    if state.stage != STOPPING or not state.options.recovers:
+    if state.stage != Stage.STOPPING or not state.options.recovers:
         return {}
     layout = state.members
     members = dict(zip(layout.nodes, layout.starts, strict=False))
@@ -115,19 +116,19 @@ def goes_by_evidence(state: State) -> bool:
     return missing > 0 or (missing == 0 and is_other_half)
 
 
-def find_newest(state: State) -> Layout | None:
+def find_newest(agreement: Agreement) -> Layout | None:
     """Return the members that somebody has agreed to last.
 
     They may have come about with others: nothing else can follow this generation then.
     """
-    newest = max(state.accepted.values(), key=lambda each: each[0], default=None)
+    newest = max(agreement.accepted.values(), key=lambda each: each[0], default=None)
     return None if newest is None else newest[1]
 
 
-def differs_from_record(state: State) -> bool:
+def differs_from_record(agreement: Agreement) -> bool:
     """Return whether the record is of other members than those that somebody has agreed to."""
-    newest = find_newest(state)
-    return state.record is not None and newest is not None and state.record != newest
+    record, newest = agreement.record, find_newest(agreement)
+    return record is not None and newest is not None and record != newest
 
 
 def find_given(state: State, *, is_late: bool) -> set[int]:
@@ -145,14 +146,14 @@ def find_given(state: State, *, is_late: bool) -> set[int]:
     return empty if find_held(state, here) >= {*state.members.shards} else ended
 
 
-def find_held(state: State, nodes: Collection[str]) -> set[str]:
+def find_held(generation: Membership, nodes: Collection[str]) -> set[str]:
     """Return of which shards ranks of these nodes hold something."""
     wanted = {*nodes}
     return {
         report.shard
-        for place, node in enumerate(state.nodes)
+        for place, node in enumerate(generation.nodes)
         if node in wanted
-        for rank in state.members.ranks_of(place)
-        if (report := state.reports.get(rank)) is not None
+        for rank in generation.members.ranks_of(place)
+        if (report := generation.reports.get(rank)) is not None
         if report.phase not in HOLDS_NONE and report.is_healthy
     }

@@ -18,17 +18,17 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
-from types import MappingProxyType
 
 from pydantic import TypeAdapter
 
+from resilience.agent.coordination.events import Claimed, Ended, Judged, NodeEnded, Recorded
 from resilience.agent.coordination.founding import Record, attempt_name, judge, note_agents
-from resilience.agent.coordination.membership import Claimed, Ended, Judged, NodeEnded, Recorded
+from resilience.agent.coordination.membership import State
 from resilience.agent.evidence.earlier import LOOK_S, StartedAgain, find_later
 from resilience.agent.evidence.locks import hold_lock, read_boot_id
 from resilience.agent.evidence.removal import is_other
@@ -210,22 +210,13 @@ class RunFolder:
 
         self._questions.put(write)
 
-    def renew(
-        self,
-        agents: tuple[str, ...],
-        generation: int,
-        *,
-        starts: Mapping[str, str] = MappingProxyType({}),
-        here: Collection[str] = (),
-        gone: Collection[str] = (),
-        is_over: bool = False,
-        status: int = 0,
-    ) -> None:
+    def renew(self, state: State, *, is_over: bool = False) -> None:
         """Say who belongs to the run, which generation it has come to, and how it has ended.
 
         A run that has ended stays so, whoever wakes up later, and who is behind the others says
         nothing of it. Only a later generation shows that it goes on all the same.
         """
+        generation = state.generation
 
         def write() -> None:
             newest: Record | None = None
@@ -237,7 +228,9 @@ class RunFolder:
             told = (record.number, generation, False)
             if newest and (newest.number, newest.generation, newest.is_over) > told:
                 return
-            noted = note_agents(newest or record, agents, starts, here=here, gone=gone)
+            noted = note_agents(
+                newest or record, state.known, state.starts, here=state.present, gone=state.gone
+            )
             self._record = replace(
                 record,
                 agents=noted.agents,
@@ -246,7 +239,7 @@ class RunFolder:
                 generation=generation,
                 renewal=record.renewal + 1,
                 is_over=is_over,
-                status=status,
+                status=state.ending.status if state.ending else 0,
             )
             self._write(self._record)
 

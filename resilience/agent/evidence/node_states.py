@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from resilience.agent.coordination.membership import NodeEnded
+from resilience.agent.coordination.events import NodeEnded
 from resilience.runtime.wake import Wake
 
 ANSWER_DEADLINE_S = 5.0

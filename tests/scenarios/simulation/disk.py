@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from resilience.agent.coordination.events import Claimed, Judged, Recorded
 from resilience.agent.coordination.founding import Record
-from resilience.agent.coordination.membership import Claimed, Judged, Recorded
-from resilience.agent.coordination.party import Party
+from resilience.agent.coordination.node import MembershipNode
 from resilience.state.layout import Layout
 
 Question = Callable[[], Claimed | Judged | Recorded | None]
@@ -20,7 +20,7 @@ class Asker(Protocol):
     """An agent's process."""
 
     name: str
-    party: Party
+    member: MembershipNode
 
 
 @dataclass
@@ -55,4 +55,4 @@ class Folder:
                 continue
             answer = question()
             if answer is not None and nodes.get(node.name) is node:
-                node.party.answer(answer)
+                node.member.answer(answer)

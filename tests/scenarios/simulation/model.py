@@ -18,13 +18,8 @@ from dataclasses import replace
 from itertools import combinations
 
 from resilience.agent.coordination import founding, succession
-from resilience.agent.coordination.membership import (
-    RUNNING,
-    STOPPING,
-    Claimed,
-    Judged,
-    Options,
-)
+from resilience.agent.coordination.events import Claimed, Judged
+from resilience.agent.coordination.membership import Options, Stage
 from resilience.comm.messages import Join
 from resilience.state.layout import Layout
 from tests.scenarios.simulation.model_agent import (
@@ -181,13 +176,13 @@ class Model:
         """Yield what a coordinator may do by itself."""
         agent, name = self.book.agent(world.agents[number]), self.names[number]
         assert agent.state is not None
-        if agent.state.stage != RUNNING and self.book.turn(world.agents[number], "tick") != Done(
-            world.agents[number], (), (), (), ()
-        ):
+        if agent.state.stage != Stage.RUNNING and self.book.turn(
+            world.agents[number], "tick"
+        ) != Done(world.agents[number], (), (), (), ()):
             draft = Draft(self.book, world)
             draft.take(number, "tick")
             yield draft.end(f"{name} looks")
-        if world.left.patience and agent.state.stage == STOPPING:
+        if world.left.patience and agent.state.stage == Stage.STOPPING:
             draft = Draft(self.book, world)
             draft.left = world.left._replace(patience=world.left.patience - 1)
             draft.lose_patience(number)
@@ -216,7 +211,7 @@ class Model:
         if rival.state is None or not self.reaches(world, number, other):
             return False
         assert agent.state is not None
-        if agent.state.stage == RUNNING:
+        if agent.state.stage == Stage.RUNNING:
             return rival.hello.generation > agent.hello.generation
         return succession.is_before(rival.hello, agent.hello)
 

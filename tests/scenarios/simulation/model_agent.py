@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from resilience.agent.coordination import coordinator
-from resilience.agent.coordination.membership import ENDED, RUNNING, Options, State, Tick
-from resilience.agent.coordination.outlook import NO_ORDER
+from resilience.agent.coordination.events import Tick
+from resilience.agent.coordination.membership import Options, Stage, State
 from resilience.agent.coordination.standing import Standing
+from resilience.agent.coordination.view import NO_ORDER
 from resilience.comm.messages import NO_BALLOT, Ballot, Hello, Join, Open, Stopped
 from resilience.state.layout import Layout
 from resilience.state.report import Phase, Report, fresh_report
@@ -140,7 +141,7 @@ def ends_at_last(agent: Agent) -> bool:
     state, _ = coordinator.decide(agent.state, Tick(), EVER_S)
     state, _ = coordinator.decide(state, Tick(), 2 * EVER_S)
     due_s = coordinator.next_deadline_s(agent.state, 0.0)
-    return due_s < EVER_S and state.stage in (RUNNING, ENDED)
+    return due_s < EVER_S and state.stage in (Stage.RUNNING, Stage.ENDED)
 
 
 def find_begin(opening: Open) -> int:

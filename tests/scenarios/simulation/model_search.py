@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from resilience.agent.coordination.membership import RUNNING
+from resilience.agent.coordination.membership import Stage
 from tests.scenarios.simulation.model import Model
 from tests.scenarios.simulation.model_agent import ends_at_last
 from tests.scenarios.simulation.model_world import (
@@ -92,7 +92,7 @@ class _Search:
         is_waiting = False
         for number, mode in enumerate(world.modes):
             agent = self.model.book.agent(world.agents[number])
-            if mode != UP or agent.state is None or agent.state.stage == RUNNING:
+            if mode != UP or agent.state is None or agent.state.stage == Stage.RUNNING:
                 continue
             is_waiting = True
             key = world.agents[number]

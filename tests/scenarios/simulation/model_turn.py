@@ -1,7 +1,8 @@
 """What an agent of the model does about one thing that happens, by the rules of the product.
 
 Coordinator, votes, opening, standing and founding are the product's own pure functions, and so is
-what the end of a connection means. What `Party` does with their decisions is done here alike.
+what the end of a connection means. What `MembershipNode` does with
+their decisions is done here alike.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 from resilience.agent.connections.transport import Gone
 from resilience.agent.coordination import coordinator, succession
-from resilience.agent.coordination.membership import (
+from resilience.agent.coordination.events import (
     Claimed,
     ClaimRecord,
     Event,
@@ -22,10 +23,10 @@ from resilience.agent.coordination.membership import (
     NodeLost,
     Said,
     Send,
-    State,
     Tick,
 )
-from resilience.agent.coordination.outlook import FOLLOWING, LEADING, Coordinate, Line, Outlook
+from resilience.agent.coordination.membership import State
+from resilience.agent.coordination.view import Line, MembershipView, Role
 from resilience.agent.coordination.votes import next_ballot
 from resilience.comm.messages import (
     Ballot,
@@ -128,7 +129,7 @@ class Turn:
 
     def see_leader_end(self) -> Outcome:
         """Take in that the connection to the coordinator has ended, as the product does."""
-        view = self._look_at(Line(heard_s=0.0, address=self._agent.link), FOLLOWING)
+        view = self._look_at(Line(heard_s=0.0, address=self._agent.link), Role.FOLLOWING)
         view, _ = succession.decide(view, Gone(peer=1, reason=""), 0.0)
         self._change(gone=self._agent.gone | view.dead)
         return self.lose_leader()
@@ -141,20 +142,20 @@ class Turn:
         """Take in that the connection to a follower has ended, as the product does."""
         state = self._agent.state
         assert state is not None
-        view = self._look_at(Line(heard_s=0.0, join=state.present[node]), LEADING)
+        view = self._look_at(Line(heard_s=0.0, join=state.present[node]), Role.LEADING)
         _, acts = succession.decide(view, Gone(peer=1, reason=""), 0.0)
-        (lost,) = [act.event for act in acts if isinstance(act, Coordinate)]
+        (lost,) = [act for act in acts if isinstance(act, NodeLost)]
         return self.coordinate(lost)
 
-    def _look_at(self, line: Line, stage: str) -> Outlook:
-        """Return an outlook with one connection, by which the product says what its end means."""
-        return Outlook(
+    def _look_at(self, line: Line, stage: str) -> MembershipView:
+        """Return a view with one connection, by which the product says what its end means."""
+        return MembershipView(
             hello=replace(self._agent.hello, leader=self._agent.link or self._agent.name),
             endpoints=(),
             lease_s=LEASE_S,
             stage=stage,
             lines={1: line},
-            link=1 if stage == FOLLOWING else None,
+            link=1 if stage == Role.FOLLOWING else None,
             roster=((self._agent.link, self._agent.link),),
             is_settled=True,
             tick_s=0.0,

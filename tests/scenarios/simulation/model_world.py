@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from resilience.agent.coordination.membership import GATHERING
+from resilience.agent.coordination.membership import Stage
 from tests.scenarios.simulation.model_agent import Agent
 from tests.scenarios.simulation.model_book import EVERYONE, Book, Folder
 
@@ -103,7 +103,7 @@ class Draft:
         newcomers = self.left.losses
         for number, mode in enumerate(self.modes):
             agent = self.agent(number)
-            if agent.state is not None and agent.state.stage == GATHERING:
+            if agent.state is not None and agent.state.stage == Stage.GATHERING:
                 return True
             if any(map(self.book.is_founding, self.questions[number])):
                 return True

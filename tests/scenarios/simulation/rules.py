@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from resilience.agent.connections.transport import Gone, Heard
-from resilience.agent.coordination import founding, opening, patience, succession, votes
+from resilience.agent.coordination import founding, succession, votes
+from resilience.agent.coordination.events import Heeded
 from resilience.agent.coordination.founding import Record
 from resilience.agent.coordination.membership import State
-from resilience.agent.coordination.outlook import Heeded, Outlook, Result
 from resilience.agent.coordination.standing import Standing
+from resilience.agent.coordination.view import MembershipView, Result
 from resilience.comm.messages import NO_BALLOT, Goodbye, Join
 
 _find_verdict, _judge, _join, _succeed = (
@@ -59,7 +60,7 @@ def any_place_is_given_away(state: State, *, is_late: bool) -> set[int]:
     return {place for place, node in enumerate(state.nodes) if node is None} - state.awaited
 
 
-def end_of_file_is_death(view: Outlook, event: Heeded, now_s: float) -> Result:
+def end_of_file_is_death(view: MembershipView, event: Heeded, now_s: float) -> Result:
     if isinstance(event, Gone) and event.peer in view.lines:
         event = Heard(peer=event.peer, message=Goodbye(reason=event.reason))
     return _succeed(view, event, now_s)
@@ -67,11 +68,11 @@ def end_of_file_is_death(view: Outlook, event: Heeded, now_s: float) -> Result:
 
 RULES: dict[str, tuple[str, Callable[..., object], tuple[object, ...]]] = {
     "the founding record": ("judge", whoever_comes_begins_a_run, (founding,)),
-    "more than half": ("find_verdict", any_member_goes_on, (opening, patience)),
-    "the record of a tie": ("find_verdict", half_goes_on, (opening, patience)),
+    "more than half": ("find_verdict", any_member_goes_on, (votes,)),
+    "the record of a tie": ("find_verdict", half_goes_on, (votes,)),
     "agreements never lapse": ("join", agreements_lapse, (Standing,)),
-    "evidence for standbys alone": ("find_verdict", standbys_go_on, (opening, patience)),
-    "patience for the last holder": ("find_given", any_place_is_given_away, (opening,)),
+    "evidence for standbys alone": ("find_verdict", standbys_go_on, (votes,)),
+    "patience for the last holder": ("find_given", any_place_is_given_away, (votes,)),
     "end of file is silence": ("decide", end_of_file_is_death, (succession,)),
 }
 """By rule, the function's name, what stands in for it, and where it is to be put."""

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from resilience.agent.coordination import founding
 from resilience.agent.coordination.coordinator import take_over
-from resilience.agent.coordination.membership import (
-    Claimed,
-    Ended,
-    Judged,
-    Note,
-    Recorded,
-    State,
-)
-from resilience.agent.coordination.outlook import FOLLOWING, LEADING, make_outlook
-from resilience.agent.coordination.party import Party
+from resilience.agent.coordination.events import Claimed, Ended, Judged, Note, Recorded
+from resilience.agent.coordination.membership import State
+from resilience.agent.coordination.node import MembershipNode
 from resilience.agent.coordination.standing import Standing
+from resilience.agent.coordination.view import MembershipView, Role, find_endpoint_order
 from resilience.comm.messages import (
     Break,
     End,
     Failed,
+    Hello,
     Learn,
     Leave,
     Message,
@@ -68,16 +63,19 @@ class SimNode:
         """What it has said since of having left its generation so."""
         self.leaves_within_s: float | None = None
         """Set where the node was asked to leave the run."""
-        self.party = Party(
+        self.member = MembershipNode(
             self,
-            make_outlook(
-                run="run",
-                node=name,
-                address=self.transport.address,
-                start=self.start,
+            MembershipView(
+                hello=Hello(
+                    run="run",
+                    node=name,
+                    address=self.transport.address,
+                    start=self.start,
+                    order=find_endpoint_order(self.transport.address, world.endpoints),
+                ),
                 endpoints=world.endpoints,
                 lease_s=LEASE_S,
-                now_s=world.network.now_s,
+                tick_s=world.network.now_s,
             ),
             transport=self.transport,
             records=self,
@@ -135,22 +133,16 @@ class SimNode:
 
         self.world.folder.read(self, answer, self.world.network.now_s)
 
-    def renew(
-        self,
-        agents: tuple[str, ...],
-        generation: int,
-        *,
-        starts: Mapping[str, str],
-        here: Collection[str],
-        gone: Collection[str],
-        **end: Any,
-    ) -> None:
+    def renew(self, state: State, *, is_over: bool) -> None:
         def answer() -> None:
             record = self.world.folder.founding
-            if record and (record.generation, record.is_over) <= (generation, False):
-                own = founding.note_agents(record, agents, starts, here=here, gone=gone)
-                own = replace(own, generation=generation, **end)
-                self.world.folder.founding = own
+            if record and (record.generation, record.is_over) <= (state.generation, False):
+                own = founding.note_agents(
+                    record, state.known, state.starts, here=state.present, gone=state.gone
+                )
+                self.world.folder.founding = replace(
+                    own, generation=state.generation, is_over=is_over
+                )
 
         self.world.ask_folder(self, answer)
 
@@ -173,7 +165,7 @@ class SimNode:
             start=self.start,
             sees_folder=self.world.shares_folder,
         )
-        self.party.tell(replace(join, leaves_within_s=self.leaves_within_s))
+        self.member.tell(replace(join, leaves_within_s=self.leaves_within_s))
 
     @property
     def place(self) -> int:
@@ -183,25 +175,25 @@ class SimNode:
     @property
     def due_s(self) -> float:
         """Return when the agent has something to do that nobody asks it for."""
-        view, state = self.party._outlook, self.party.state
-        is_led = view.stage == FOLLOWING and view.link is not None
-        if not is_led and not (view.stage == LEADING and view.is_settled):
+        view, state = self.member._view, self.member.state
+        is_led = view.role == Role.FOLLOWING and view.link is not None
+        if not is_led and not (view.role == Role.LEADING and view.is_settled):
             return self.world.network.now_s
         leases_s = [line.heard_s + LEASE_S for line in view.lines.values()]
-        beat_s = view.beat_s if state is None else self.party._beat_s
+        beat_s = view.beat_s if state is None else self.member._beat_s
         return min([beat_s + view.beat_every_s, *leases_s])
 
-    def hear(self, message: Message) -> None:
+    def obey(self, message: Message) -> None:
         self.world.has_changed = True
         if isinstance(message, End):
             self.end = message
-            self.party.close()
+            self.member.close()
             self.is_broken = True
         elif isinstance(message, Propose):
             self.world.note_decision(message.layout)
             self.standing, agreement = self.standing.consider(message)
             if agreement:
-                self.party.tell(agreement)
+                self.member.tell(agreement)
         elif isinstance(message, Learn):
             self.learn(message)
         elif isinstance(message, Open):
@@ -225,7 +217,7 @@ class SimNode:
         self.check(opening, reports)
         known, self.told, self.planned = self.told, {}, None
         self.standing, self.opening, self.is_broken = self.standing.open(opening), opening, False
-        self.party.move(opening.generation, opening.layout)
+        self.member.move(opening.generation, opening.layout)
         before = opening.before or opening.layout
         place = before.index_of(self.name)
         has_other_shards = place >= 0 and before.shards_of(place) != opening.layout.shards_of(
@@ -261,7 +253,7 @@ class SimNode:
             return
         before = self.told if self.keeps_state(news.layout, news.opened) else {}
         self.standing = self.standing.learn(news)
-        self.party.move(news.generation, news.layout)
+        self.member.move(news.generation, news.layout)
         told = [self.renumber(self.standing.relabel(each)) for each in before.values()]
         self.told = {each.rank: each for each in told}
         if self.place < 0:
@@ -296,7 +288,7 @@ class SimNode:
             reason="planned",
             text="as asked",
         )
-        self.party.tell(self.planned)
+        self.member.tell(self.planned)
         if self.standing.generation == generation:
             self.stop()
         self.world.set_tick(self.name)
@@ -307,9 +299,9 @@ class SimNode:
         layout = self.standing.layout
         if self.planned is not None and layout is not None:
             left = self.standing.relabel(self.planned)
-            self.party.tell(replace(left, rank=layout.ranks_of(self.place).start))
+            self.member.tell(replace(left, rank=layout.ranks_of(self.place).start))
         for local_rank in range(len(self.ranks)):
-            self.party.tell(self.report(local_rank))
+            self.member.tell(self.report(local_rank))
 
     def report(self, local_rank: int) -> Stopped:
         layout = self.standing.layout

@@ -11,9 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from resilience.agent.coordination.membership import (
-    Options,
-)
+from resilience.agent.coordination.membership import Options
 from resilience.comm.messages import (
     Failed,
     Open,
@@ -111,11 +109,11 @@ class World:
             now_s = max(self.network.now_s, next_s)
             self.network.advance(now_s)
             for name in self.network.ready():
-                self.nodes[name].party.serve()
+                self.nodes[name].member.serve()
                 self.set_tick(name)
             for name in awake:
                 if self.next_tick_s[name] <= now_s:
-                    self.nodes[name].party.tick()
+                    self.nodes[name].member.tick()
                     self.next_tick_s[name] = math.inf
                     self.set_tick(name)
             self.folder.answer(now_s, self.paused, self.nodes)
@@ -127,7 +125,7 @@ class World:
         for name, node in list(self.nodes.items()):
             is_asked = node.leaves_within_s is not None and name not in self.paused
             if is_asked and node.place < 0 and node.standing.generation >= 0:
-                node.party.leave("asked to leave")
+                node.member.leave("asked to leave")
                 self.kill(name)
 
     def set_tick(self, name: str) -> None:
@@ -244,11 +242,11 @@ class World:
         number = layout.ranks_of(node.place).start + local_rank
         node.told.pop(number, None)
         generation = node.standing.generation
-        node.party.tell(
+        node.member.tell(
             Failed(generation=generation, rank=number, reason="died", text="a worker died")
         )
         if node.standing.generation == generation:
-            node.party.tell(node.report(local_rank))
+            node.member.tell(node.report(local_rank))
         self.set_tick(node.name)
 
     # ---- troubles
@@ -290,5 +288,5 @@ class World:
         lines = [f"seed {self.seed} at {self.network.now_s:.2f}, committed {self.committed[-1:]}"]
         for name, node in self.nodes.items():
             is_paused = name in self.paused
-            lines.append(describe_node(name, node.party, node.standing, is_paused=is_paused))
+            lines.append(describe_node(name, node.member, node.standing, is_paused=is_paused))
         return "\n".join(lines)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from resilience.agent.coordination.party import Party
+from resilience.agent.coordination.node import MembershipNode
 from resilience.agent.coordination.standing import Standing
 
 
-def describe_node(name: str, party: Party, standing: Standing, *, is_paused: bool) -> str:
+def describe_node(name: str, member: MembershipNode, standing: Standing, *, is_paused: bool) -> str:
     """Return what an agent knows, for a failure's message."""
-    view, state = party._outlook, party.state
+    view, state = member._view, member.state
     said = (
-        f"{name}{' paused' if is_paused else ''}: {view.stage} {view.hello.leader} "
+        f"{name}{' paused' if is_paused else ''}: {view.role} {view.hello.leader} "
         f"g{standing.generation} opened {standing.opened}"
     )
     if state is None:

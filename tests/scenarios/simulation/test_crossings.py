@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from resilience.agent.coordination.membership import AGREEING, State
+from resilience.agent.coordination.membership import Stage, State
 from resilience.agent.coordination.votes import find_doubted
 from tests.scenarios.simulation import simulation
 from tests.scenarios.simulation.simulation import BrokenPromiseError, SimNode, World
@@ -15,11 +15,15 @@ from tests.scenarios.simulation.simulation import BrokenPromiseError, SimNode, W
 INSTANT_S = 0.00001
 
 
+def is_agreeing(state: State) -> bool:
+    return state.stage == Stage.AGREEING
+
+
 def begin(num_nodes: int, num_standby: int, **options: bool) -> tuple[World, SimNode, list[str]]:
     """Return a world that trains, its coordinator, and all names, members first."""
     world = World(3, num_nodes=num_nodes, num_standby=num_standby, **options)
     world.run(30)
-    (leader,) = (node for node in world.nodes.values() if node.party.state)
+    (leader,) = (node for node in world.nodes.values() if node.member.state)
     members = leader.opening.layout.nodes if leader.opening else ()
     assert members[0] == leader.name
     return world, leader, [*members, *(name for name in world.names if name not in members)]
@@ -29,7 +33,7 @@ def test_standby_node_that_agreed_to_a_lost_coordinator_agrees_to_the_next_one()
     """The members know nothing of that proposal, and the silent one is back by then."""
     world, leader, (first, second, third, standby) = begin(3, 1)
     world.network.cut([third], [first, second, standby], is_silent=True)
-    while leader.party.state is None or leader.party.state.stage != AGREEING:
+    while leader.member.state is None or leader.member.state.stage != Stage.AGREEING:
         world.run(INSTANT_S)
     world.network.cut([first], [second], is_silent=True)
     while world.nodes[standby].standing.agreed is None:
@@ -101,11 +105,11 @@ def test_members_that_one_coordinator_asked_for_never_stand_beside_those_of_anot
     leaves the first one with a member that has agreed to the next one's, and not heard more."""
     world, first, (one, two, three, *standbys) = begin(3, 3)
     world.fail(world.nodes[three], 0)
-    run_until(world, lambda: first.party.state is not None and first.party.state.stage == AGREEING)
+    run_until(world, lambda: first.member.state is not None and is_agreeing(first.member.state))
     world.network.cut([one], [two, three, *standbys], is_silent=True)
     others = [node for node in world.nodes.values() if node is not first]
     run_until(world, lambda: any(node.standing.generation == 1 for node in others))
-    (next_one,) = (node for node in others if node.party.state)
+    (next_one,) = (node for node in others if node.member.state)
     members = next_one.standing.layout
     assert members is not None
     assert one not in members.nodes
@@ -150,10 +154,10 @@ def test_standby_node_that_has_led_nobody_takes_a_place_when_it_is_back() -> Non
     """It has promised to agree to nothing that is asked in an earlier ballot than its own."""
     world, leader, (first, second, standby) = begin(2, 1)
     world.network.cut([standby], [first, second], is_silent=True)
-    run_until(world, lambda: world.nodes[standby].party.state is not None)
+    run_until(world, lambda: world.nodes[standby].member.state is not None)
     world.network.heal(world.names, world.names)
     run_until(
-        world, lambda: standby in (leader.party.state or State(options=world.options)).present
+        world, lambda: standby in (leader.member.state or State(options=world.options)).present
     )
     world.kill(second)
     num_steps = world.steps
@@ -168,7 +172,7 @@ def test_half_goes_on_with_its_agreement_where_the_half_with_the_record_has_ende
     """Nobody is left who could know which of the two has come about."""
     world, leader, (first, second, standby) = begin(2, 1)
     world.network.cut([first], [second], is_silent=True)
-    run_until(world, lambda: leader.party.state is not None and leader.party.state.is_claiming)
+    run_until(world, lambda: leader.member.state is not None and leader.member.state.is_claiming)
     world.network.reset([first], [second])
     world.network.heal(world.names, world.names)
     run_until(world, lambda: world.nodes[second].standing.agreed is not None)
@@ -213,14 +217,14 @@ def test_agent_that_only_members_have_heard_of_is_known_to_standby_nodes_that_le
     world.run(5)
     leader = fresh[0]
     world.network.cut([leader], [name for name in world.names if name != leader], is_silent=True)
-    run_until(world, lambda: world.nodes[leader].party.state is not None)
+    run_until(world, lambda: world.nodes[leader].member.state is not None)
     world.network.cut([first, second, silent], [third, *fresh], is_silent=True)
     world.resume(silent)
     world.network.reset([third, fresh[1]], [first])
     world.network.heal([leader], [third, fresh[1]])
     world.run(6)
 
-    state = world.nodes[leader].party.state
+    state = world.nodes[leader].member.state
     assert state is not None
     assert third in state.present
     assert silent in find_doubted(state)
@@ -244,7 +248,7 @@ def test_coordinator_that_is_cut_off_takes_the_record_with_nobody(skew_s: float)
 
 
 def present(node: SimNode) -> set[str]:
-    return set(node.party.state.present) if node.party.state else set()
+    return set(node.member.state.present) if node.member.state else set()
 
 
 def test_coordinator_that_sees_another_folder_has_no_record() -> None:
@@ -271,9 +275,9 @@ def test_place_is_given_away_by_what_the_others_hold_now(who: str, still_s: floa
     world.pause(third)
     world.run(2)
     world.pause(fourth)
-    while leader.party.state is None or len(leader.party.state.reports) < 4:
+    while leader.member.state is None or len(leader.member.state.reports) < 4:
         world.run(INSTANT_S)
-    assert not leader.party.state.nodes[2]
+    assert not leader.member.state.nodes[2]
     num_steps = world.steps
     if who == "coordinator":
         world.pause(first)

@@ -15,7 +15,7 @@ def test_a_thousand_agents_go_on_without_fifty_and_their_coordinator() -> None:
     world = World(1, num_nodes=NUM_NODES, num_standby=NUM_LOST + 1)
     world.grain_s = 0.02
     run_until_committed(world, 0)
-    (leader,) = (name for name in world.names if world.nodes[name].party.state is not None)
+    (leader,) = (name for name in world.names if world.nodes[name].member.state is not None)
     members = [name for name in world.committed[-1][1].nodes if name != leader]
     lost = [leader, *members[:NUM_LOST]]
     for name in lost:

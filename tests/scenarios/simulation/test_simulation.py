@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from resilience.agent.connections.transport import Arrival, Gone
-from resilience.agent.coordination.membership import RUNNING, STOPPING, NodeEnded
-from resilience.agent.coordination.party import EVIDENCE_EVERY_S
+from resilience.agent.coordination.events import NodeEnded
+from resilience.agent.coordination.membership import Stage
+from resilience.agent.coordination.node import EVIDENCE_EVERY_S
 from resilience.agent.coordination.votes import find_doubted
 from resilience.arguments import NAMELESS_S, NO_NAME
 from resilience.comm.messages import Finished
@@ -24,6 +25,20 @@ def begun(num_nodes: int, num_standby: int, seed: int = 0, **more: Any) -> World
     world.run(10)
     assert world.steps > 10, world.describe()
     return world
+
+
+def test_log_says_once_why_no_generation_has_opened_for_a_lease() -> None:
+    world = World(0, num_nodes=2, num_standby=0)
+    world.kill("n1")
+    world.run(3 * LEASE_S)
+    world.start("n1")
+    world.run(10)
+
+    (waits,) = [each for each in world.notes if each[3].event == "generation_waits"]
+    (opened,) = [each for each in world.notes if each[3].event == "generation_opened"]
+    assert waits[3].fields == {"reason": "waits for nodes to join"}
+    assert LEASE_S <= waits[0] <= 2 * LEASE_S
+    assert opened[3].fields["reason"] == "the members have agreed, and their ranks have reported"
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -49,7 +64,10 @@ def test_agents_that_stand_still_lose_nothing(
         world.run(10)
         assert world.steps > steps + 10, f"{group}\n{world.describe()}"
         present = {
-            n for node in world.nodes.values() if node.party.state for n in node.party.state.present
+            n
+            for node in world.nodes.values()
+            if node.member.state
+            for n in node.member.state.present
         }
         assert present == set(names), f"{group}\n{world.describe()}"
 
@@ -134,11 +152,13 @@ def test_run_that_is_asked_to_end_while_it_recovers_leaves_no_word_of_its_end(
     if recovers:
         world.pause("n1")
         world.fail(asked, 0)
-    state = asked.party.state
+    state = asked.member.state
     assert state
-    assert state.stage == (STOPPING if recovers else RUNNING)
+    assert state.stage == (Stage.STOPPING if recovers else Stage.RUNNING)
 
-    asked.party.tell(Finished(generation=state.generation, rank=0, status=143, text="asked to end"))
+    asked.member.tell(
+        Finished(generation=state.generation, rank=0, status=143, text="asked to end")
+    )
     world.run(LEASE_S)
 
     assert asked.end
@@ -161,11 +181,11 @@ def test_who_waits_for_a_node_looks_for_evidence_from_time_to_time(
     for _ in range(5):
         world.network.now_s += EVIDENCE_EVERY_S
         for _ in range(20):
-            waits.party.tick()
-        assert waits.party.due_s <= world.network.now_s + EVIDENCE_EVERY_S
+            waits.member.tick()
+        assert waits.member.due_s <= world.network.now_s + EVIDENCE_EVERY_S
 
-    assert waits.party.state
-    assert waits.party.state.stage == STOPPING
+    assert waits.member.state
+    assert waits.member.state.stage == Stage.STOPPING
     assert len(looks) == len(set(looks)) == 5
 
 
@@ -182,7 +202,7 @@ def test_limit_member_that_has_not_heard_of_a_new_start_goes_on_with_an_older_st
     world.kill("n2")
     world.start("n3")
     world.run(20)
-    newest, alone = world.steps, world.nodes["n0"].party
+    newest, alone = world.steps, world.nodes["n0"].member
     assert world.generation == 2
     assert alone.state
 
@@ -201,7 +221,7 @@ def test_a_coordinator_that_is_asked_to_leave_costs_no_step(seed: int) -> None:
     """And a second one behind it, while nodes come back."""
     world = begun(1, 3, seed, sizes=(1, 2, 3, 4))
     for _ in range(2):
-        leaders = [name for name, node in world.nodes.items() if node.party.state]
+        leaders = [name for name, node in world.nodes.items() if node.member.state]
         assert len(leaders) == 1, world.describe()
         world.ask(leaders[0], 30.0)
         world.run(10)

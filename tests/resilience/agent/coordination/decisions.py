@@ -8,10 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from resilience.agent.coordination.coordinator import decide
-from resilience.agent.coordination.founding import Record, judge
-from resilience.agent.coordination.membership import (
-    RUNNING,
-    STOPPING,
+from resilience.agent.coordination.events import (
     Action,
     Claimed,
     ClaimRecord,
@@ -20,12 +17,12 @@ from resilience.agent.coordination.membership import (
     Judged,
     NodeJoined,
     NodeLost,
-    Options,
     Recorded,
     Said,
     Send,
-    State,
 )
+from resilience.agent.coordination.founding import Record, judge
+from resilience.agent.coordination.membership import Options, Stage, State
 from resilience.agent.coordination.votes import find_ended
 from resilience.comm.messages import (
     Agree,
@@ -158,7 +155,7 @@ def hear(state: State, *events: Event, now_s: float = 0.0) -> tuple[State, list[
 def find_unread(state: State) -> Recorded | None:
     """Return the record of the run, with nothing new in it, where it is to be read."""
     ended = find_ended(state)
-    if state.stage != STOPPING or not state.shares_folder or state.read_after == ended:
+    if state.stage != Stage.STOPPING or not state.shares_folder or state.read_after == ended:
         return None
     return Recorded(generation=state.recorded, starts=state.recorded_starts, after=ended)
 
@@ -198,7 +195,7 @@ def bound(joined: NodeJoined, number: int, agreed: Layout) -> NodeJoined:
 
 def running(options: Options = OPTIONS, *more: str) -> State:
     state, _ = play(State(options=options), join("n0"), join("n1"), *map(join, more))
-    assert state.stage == RUNNING
+    assert state.stage == Stage.RUNNING
     return state
 
 

@@ -7,22 +7,19 @@ from dataclasses import replace
 import pytest
 
 from resilience.agent.coordination.coordinator import decide, next_deadline_s
-from resilience.agent.coordination.founding import SILENCE_S, Record
-from resilience.agent.coordination.membership import (
-    ENDED,
-    GATHERING,
-    RUNNING,
-    STOPPING,
+from resilience.agent.coordination.events import (
+    Action,
     Event,
     FoundRun,
     Judged,
     Note,
-    Replace,
     Said,
-    State,
+    Send,
     Tick,
 )
-from resilience.comm.messages import GAVE_UP_STATUS, End, Join
+from resilience.agent.coordination.founding import SILENCE_S, Record
+from resilience.agent.coordination.membership import Stage, State
+from resilience.comm.messages import GAVE_UP_STATUS, End, Join, ReplaceRank
 from tests.resilience.agent.coordination.decisions import (
     OPTIONS,
     all_stopped,
@@ -43,14 +40,18 @@ from tests.resilience.agent.coordination.decisions import (
 # ---- gathering
 
 
+def is_replacement(action: Action) -> bool:
+    return isinstance(action, Send) and isinstance(action.message, ReplaceRank)
+
+
 def test_first_generation_opens_with_the_last_node() -> None:
     state, actions = play(State(options=OPTIONS), join("n1"))
-    assert (state.stage, opened(actions)) == (GATHERING, [])
+    assert (state.stage, opened(actions)) == (Stage.GATHERING, [])
 
     state, actions = play(state, join("n0"))
 
     first, second = opened(actions)
-    assert (state.stage, state.generation, state.nodes) == (RUNNING, 0, ("n0", "n1"))
+    assert (state.stage, state.generation, state.nodes) == (Stage.RUNNING, 0, ("n0", "n1"))
     # One message for all: it is encoded once.
     assert first is second
     assert first.layout.nodes == ("n0", "n1")
@@ -69,7 +70,7 @@ def test_run_begins_with_agents_that_its_record_names(
     state, actions = play(asking, join("n1"), join("n0"), Judged(record=record), now_s=5.0)
 
     assert [each.layout.nodes for each in opened(actions)] == members
-    assert (state.stage == RUNNING) == bool(members)
+    assert (state.stage == Stage.RUNNING) == bool(members)
 
 
 def test_expected_standby_is_waited_for_until_the_last_call() -> None:
@@ -107,7 +108,7 @@ def test_too_few_nodes_end_the_run_at_the_deadline() -> None:
 
     state, actions = play(state, Tick(), now_s=120.0)
 
-    assert state.stage == ENDED
+    assert state.stage == Stage.ENDED
     assert ends(actions) == [
         End(
             status=GAVE_UP_STATUS,
@@ -131,7 +132,7 @@ def test_half_without_a_common_folder_says_why_it_does_not_begin() -> None:
     assert warnings == [f"the run does not begin yet: {reason}"]
     ended, actions = play(state, Tick(), now_s=120.0)
     assert (ended.stage, ends(actions)[0]) == (
-        ENDED,
+        Stage.ENDED,
         End(status=GAVE_UP_STATUS, reason=f"the run was not begun within 120 s: {reason}"),
     )
 
@@ -183,19 +184,19 @@ def test_run_folder_that_never_answers_is_named() -> None:
 def test_first_fault_breaks_the_generation_for_all(reason: str) -> None:
     state, actions = play(running(), failed("n1", 3, reason=reason))
 
-    assert state.stage == STOPPING
+    assert state.stage == Stage.STOPPING
     assert broken(actions) == ["n0", "n1"]
     assert opened(actions) == []
 
 
 def test_next_generation_opens_with_everybodys_report() -> None:
     state, _ = play(running(), failed("n1", 3, reason="died"), *all_stopped(but=[3]))
-    assert state.stage == STOPPING
+    assert state.stage == Stage.STOPPING
 
     state, actions = play(state, stopped("n1", 3, step=None))
 
     opening, _ = opened(actions)
-    assert (state.stage, state.generation, opening.generation) == (RUNNING, 1, 1)
+    assert (state.stage, state.generation, opening.generation) == (Stage.RUNNING, 1, 1)
     assert phases(opening) == ["computing"] * 3 + ["fresh"]
     assert [report.rank for report in opening.read_reports()] == [0, 1, 2, 3]
 
@@ -203,7 +204,7 @@ def test_next_generation_opens_with_everybodys_report() -> None:
 def test_rank_that_has_stopped_by_itself_counts_as_a_fault() -> None:
     state, actions = play(running(), stopped("n0", 1))
 
-    assert state.stage == STOPPING
+    assert state.stage == Stage.STOPPING
     assert broken(actions) == ["n0", "n1"]
     assert set(state.reports) == {1}
 
@@ -221,6 +222,13 @@ def test_second_fault_meanwhile_waits_for_its_rank_anew() -> None:
     assert [each.node for each in state.incidents] == ["n1"]
 
 
+def test_message_that_no_member_tells_a_coordinator_is_named() -> None:
+    said = Said(node="n1", message=Join(node="n1", address=""))
+
+    with pytest.raises(ValueError, match="n1 told the coordinator Join; allowed: Agree, Failed,"):
+        decide(running(), said, 0.0)
+
+
 @pytest.mark.parametrize(
     "event",
     [
@@ -230,12 +238,11 @@ def test_second_fault_meanwhile_waits_for_its_rank_anew() -> None:
         pytest.param(finished("n1", 3, generation=0, status=143), id="finished-by-signal"),
         pytest.param(failed("n9", 3, generation=1), id="stranger"),
         pytest.param(finished("n9", 3, generation=1, status=1, text="no"), id="stranger-finished"),
-        pytest.param(Said(node="n1", message=Join(node="n1", address="")), id="said-join"),
     ],
 )
 def test_late_messages_change_nothing(event: Event) -> None:
     state, _ = play(running(), failed("n0", 0), *all_stopped())
-    assert (state.stage, state.generation) == (RUNNING, 1)
+    assert (state.stage, state.generation) == (Stage.RUNNING, 1)
 
     assert play(state, event) == (state, [])
 
@@ -259,7 +266,7 @@ def test_standby_takes_the_place_of_a_lost_node() -> None:
 def test_lost_standby_breaks_nothing() -> None:
     state, actions = play(running(OPTIONS, "n2"), lost("n2"))
 
-    assert state.stage == RUNNING
+    assert state.stage == Stage.RUNNING
     assert [type(each) for each in actions] == [Note]
 
 
@@ -328,14 +335,17 @@ def test_standby_alone_goes_on_only_where_the_members_have_ended(
 def test_process_that_fails_again_and_again_is_replaced() -> None:
     """What it still says of its state does not count; only a process that holds none does."""
     state, actions = play(running(), failed("n0", 0))
-    assert not any(isinstance(each, Replace) for each in actions)
+    assert not any(is_replacement(each) for each in actions)
     state, _ = play(state, *all_stopped(step=-1))
     state, actions = play(state, failed("n0", 0, 1), *all_stopped(1, step=-1))
 
-    assert [each for each in actions if isinstance(each, Replace)] == [
-        Replace(node="n0", rank=0, reason="faults again and again in one process")
+    assert [each for each in actions if is_replacement(each)] == [
+        Send(
+            node="n0",
+            message=ReplaceRank(rank=0, reason="faults again and again in one process"),
+        )
     ]
-    assert state.stage == STOPPING
+    assert state.stage == Stage.STOPPING
     _, actions = play(state, stopped("n0", 0, 1, None))
     assert phases(opened(actions)[0])[0] == "fresh"
 
@@ -349,7 +359,7 @@ def test_run_ends_when_all_ranks_have_finished() -> None:
 
     state, actions = play(state, finished("n1", 3))
 
-    assert state.stage == ENDED
+    assert state.stage == Stage.ENDED
     assert ends(actions) == [End(status=0, reason="all ranks have finished")] * 2
 
 
@@ -373,7 +383,7 @@ def test_last_word_of_a_member_ends_the_run_in_any_stage(stage: str) -> None:
 
     state, actions = play(state, finished("n1", 2, 0, 143, "asked to end"))
 
-    assert state.stage == ENDED
+    assert state.stage == Stage.ENDED
     assert ends(actions) == [End(status=143, reason="rank 2: asked to end")] * 2
 
 
@@ -406,4 +416,4 @@ def test_second_own_fault_in_one_generation_replaces_nobody() -> None:
 
     assert state.first_failure
     assert (state.first_failure.rank, state.in_process) == (0, {0: 1})
-    assert [each for each in actions if isinstance(each, Replace)] == []
+    assert [each for each in actions if is_replacement(each)] == []

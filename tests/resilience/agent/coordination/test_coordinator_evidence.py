@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from resilience.agent.coordination.events import NodeEnded, Note, Recorded, Tick
 from resilience.agent.coordination.founding import SLACK
-from resilience.agent.coordination.membership import NodeEnded, Note, Recorded, Tick
 from resilience.agent.coordination.votes import WAITS, find_doubted, find_ended, find_verdict
 from tests.resilience.agent.coordination.decisions import (
     OPTIONS,

@@ -7,19 +7,16 @@ from typing import Any
 
 import pytest
 
-from resilience.agent.coordination.membership import (
-    ENDED,
-    RUNNING,
-    STOPPING,
+from resilience.agent.coordination.events import (
     Action,
     HandOver,
     NodeJoined,
     Note,
     Said,
     Send,
-    State,
     Tick,
 )
+from resilience.agent.coordination.membership import Stage, State
 from resilience.agent.coordination.size import find_passed
 from resilience.checkpointless.plan import RecoveryPlan, plan_recovery
 from resilience.comm.messages import (
@@ -52,7 +49,7 @@ def begun(*, nodes: int = 2, standby: int = 0, **options: Any) -> State:
     values = {"num_nodes": nodes, "num_standby_nodes": standby, "awaits_nodes": True, **options}
     state = State(options=replace(OPTIONS, policy=Policy(), **values))
     state, _ = play(state, *(join(f"n{index}") for index in range(nodes + standby)))
-    assert (state.stage, len(state.members.nodes)) == (RUNNING, nodes)
+    assert (state.stage, len(state.members.nodes)) == (Stage.RUNNING, nodes)
     return state
 
 
@@ -89,10 +86,10 @@ def test_the_others_keep_their_state_and_wait_for_another_node_in_the_place() ->
     assert not sent([*first, *second, *third], StopRun)
 
     state, actions = play(state, lost("n1"), Tick(), now_s=13.0)
-    assert (state.stage, opened(actions), ends(actions)) == (STOPPING, [], [])
+    assert (state.stage, opened(actions), ends(actions)) == (Stage.STOPPING, [], [])
     state, actions = play(state, again("n1", "later"), now_s=40.0)
 
-    assert state.stage == RUNNING
+    assert state.stage == Stage.RUNNING
     assert [phase == Phase.FRESH.value for phase in phases(opened(actions)[0])] == [
         False, False, True, True,
     ]  # fmt: skip
@@ -215,7 +212,7 @@ def test_a_standby_node_takes_the_place_at_once() -> None:
 
     state, _ = play(state, lost("n1"), now_s=12.5)
 
-    assert (state.stage, state.members.nodes) == (RUNNING, ("n0", "n2"))
+    assert (state.stage, state.members.nodes) == (Stage.RUNNING, ("n0", "n2"))
 
 
 def test_the_last_holder_saves_its_state_once_and_the_run_ends() -> None:
@@ -228,7 +225,7 @@ def test_the_last_holder_saves_its_state_once_and_the_run_ends() -> None:
     said = StateSaved(generation=order.generation, rank=0, name=order.name, part="/run/state")
     state, actions = play(state, Said(node="n0", message=said), Tick(), now_s=32.0)
 
-    assert state.stage == ENDED
+    assert state.stage == Stage.ENDED
     (end,) = set(ends(actions))
     assert end.status == 143
     assert end.reason == (
@@ -246,7 +243,7 @@ def test_the_last_holder_gives_its_state_to_a_node_that_comes_while_it_saves() -
     state, more = play(state, Said(node="n0", message=said), Tick(), now_s=32.0)
 
     assert ends([*actions, *more]) == []
-    assert state.stage == RUNNING
+    assert state.stage == Stage.RUNNING
     # It is asked still, and leaves once the other one has the state.
     state, actions = play(state, Tick(), now_s=34.0)
     assert sent(actions, Leave) == ["n0"]
@@ -258,4 +255,4 @@ def test_the_run_waits_where_the_last_holder_can_save_nothing() -> None:
 
     state, actions = play(state, asked(state, "n0"), Tick(), now_s=30.0)
 
-    assert (state.stage, sent(actions, SaveState), ends(actions)) == (STOPPING, [], [])
+    assert (state.stage, sent(actions, SaveState), ends(actions)) == (Stage.STOPPING, [], [])

@@ -7,13 +7,8 @@ from dataclasses import replace
 import pytest
 
 from resilience.agent.coordination.coordinator import take_over
-from resilience.agent.coordination.membership import (
-    RUNNING,
-    STOPPING,
-    Said,
-    State,
-    Tick,
-)
+from resilience.agent.coordination.events import Said, Tick
+from resilience.agent.coordination.membership import Stage, State
 from resilience.agent.coordination.standing import Standing
 from resilience.comm.messages import GAVE_UP_STATUS, End, Failed
 from tests.resilience.agent.coordination.decisions import (
@@ -49,13 +44,13 @@ def afresh(generation: int = 0) -> list[Said]:
 
 def test_next_generation_opens_when_all_workers_are_fresh() -> None:
     state, actions = play(running(NO_RECOVERY), died(3))
-    assert (state.stage, broken(actions)) == (STOPPING, ["n0", "n1"])
+    assert (state.stage, broken(actions)) == (Stage.STOPPING, ["n0", "n1"])
     state, actions = play(state, *afresh()[:3])
     assert opened(actions) == []
 
     state, actions = play(state, afresh()[3])
 
-    assert (state.stage, state.generation) == (RUNNING, 1)
+    assert (state.stage, state.generation) == (Stage.RUNNING, 1)
     assert phases(opened(actions)[0]) == ["fresh"] * 4
 
 
@@ -64,7 +59,7 @@ def test_restarts_are_counted_over_all_ranks() -> None:
     state = running(NO_RECOVERY)
     for number in range(2):
         state, _ = play(state, died(number, number), died(number + 1, number), *afresh(number))
-        assert (state.stage, state.generation) == (RUNNING, number + 1)
+        assert (state.stage, state.generation) == (Stage.RUNNING, number + 1)
 
     state, actions = play(state, died(2, 2), now_s=1e6)
 

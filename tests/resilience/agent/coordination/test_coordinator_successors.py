@@ -8,22 +8,17 @@ from typing import Any
 import pytest
 
 from resilience.agent.coordination.coordinator import decide, next_deadline_s, take_over
-from resilience.agent.coordination.founding import RENEWAL_S
-from resilience.agent.coordination.membership import (
-    ENDED,
-    GATHERING,
-    RUNNING,
-    STOPPING,
+from resilience.agent.coordination.events import (
     Action,
     Claimed,
     ClaimRecord,
     NodeEnded,
     NodeJoined,
-    Options,
     Recorded,
-    State,
     Tick,
 )
+from resilience.agent.coordination.founding import RENEWAL_S
+from resilience.agent.coordination.membership import Options, Stage, State
 from resilience.agent.coordination.standing import Standing
 from resilience.agent.coordination.votes import TIE, find_doubted, find_ended, find_verdict
 from resilience.comm.messages import NO_BALLOT, Join
@@ -84,7 +79,7 @@ def test_successor_before_the_first_generation_gathers() -> None:
 
     state, actions = play(state, join("n1"), join("n2"))
 
-    assert (state.stage, state.generation) == (RUNNING, 0)
+    assert (state.stage, state.generation) == (Stage.RUNNING, 0)
     assert len(opened(actions)) == 2
 
 
@@ -92,7 +87,7 @@ def test_standby_that_succeeds_learns_of_a_newer_generation_from_its_members() -
     """Its own count would begin the run again beside what the members hold."""
     state = follow(OPTIONS, layout("n0", "n3"), generation=3)
     state, actions = play(state, join("n2"), join("n1", 4, ["n0", "n1"]), now_s=1.0)
-    assert (state.stage, state.generation, broken(actions)) == (STOPPING, 4, ["n1"])
+    assert (state.stage, state.generation, broken(actions)) == (Stage.STOPPING, 4, ["n1"])
 
     state, actions = play(state, *places(1, generation=4), now_s=1.0)
     assert opened(actions) == []
@@ -147,7 +142,7 @@ def test_what_a_member_has_agreed_to_comes_before_the_own_choice() -> None:
     (proposal, *_) = proposed(actions)
     assert (proposal.generation, proposal.ballot[0], proposal.layout) == (5, 8, agreed)
     assert opened(actions) == []
-    assert (state.stage, state.generation, state.opened) == (STOPPING, 5, 4)
+    assert (state.stage, state.generation, state.opened) == (Stage.STOPPING, 5, 4)
     assert learned(actions) == ["n1", "n2", "n4"]
 
     state, actions = play(state, *places(1, 2, generation=5))
@@ -235,7 +230,7 @@ def test_half_whose_agreement_is_not_what_the_record_says_goes_on_with_neither()
         actions += more
 
     assert [each.generation for each in actions if isinstance(each, ClaimRecord)] == [5]
-    assert (proposed(actions), state.stage, state.generation) == ([], STOPPING, 4)
+    assert (proposed(actions), state.stage, state.generation) == ([], Stage.STOPPING, 4)
 
 
 def test_what_was_agreed_to_does_not_begin_with_another_start_of_an_agent() -> None:
@@ -251,7 +246,7 @@ def test_what_was_agreed_to_does_not_begin_with_another_start_of_an_agent() -> N
 
     assert proposed(actions)[0].layout == agreed
     assert opened(actions) == []
-    assert (state.stage, state.generation, state.opened) == (STOPPING, 5, 4)
+    assert (state.stage, state.generation, state.opened) == (Stage.STOPPING, 5, 4)
 
 
 def test_member_that_comes_a_moment_later_keeps_its_place() -> None:
@@ -318,7 +313,7 @@ def test_member_whose_node_has_come_anew_has_ended_also_once_that_joins_again() 
         assert (state.dead, find_verdict(by_record)) == ({"n0"}, TIE)
 
 
-@pytest.mark.parametrize("stage", [GATHERING, RUNNING, STOPPING])
+@pytest.mark.parametrize("stage", [Stage.GATHERING, Stage.RUNNING, Stage.STOPPING])
 def test_every_stage_has_a_deadline(stage: str) -> None:
     state = replace(follow(OPTIONS, layout("n0")), stage=stage, since_s=7.0)
 
@@ -330,7 +325,7 @@ def test_late_member_of_a_newer_generation_is_followed_while_nothing_was_opened(
 
     state, actions = play(state, join("n2", 6, ["n0", "n2"]), now_s=3.0)
 
-    assert (state.stage, state.generation, broken(actions)) == (STOPPING, 6, ["n2"])
+    assert (state.stage, state.generation, broken(actions)) == (Stage.STOPPING, 6, ["n2"])
 
 
 def test_all_members_of_a_newer_generation_are_waited_for() -> None:
@@ -426,4 +421,4 @@ def test_node_that_was_silent_as_the_run_ended_ends_as_it_did(
         assert (state, actions) == (before, [])
     else:
         assert [each.status for each in ends(actions)] == [status]
-        assert state.stage == ENDED
+        assert state.stage == Stage.ENDED

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience.agent.coordination.counters import count, find_end, note_replaced
-from resilience.agent.coordination.membership import STOPPING, Options, State
+from resilience.agent.coordination.membership import Options, Stage, State
 from resilience.comm.messages import Failed
 from resilience.state.layout import make_layout
 from resilience.state.report import Phase, Report, fresh_report
@@ -34,7 +34,7 @@ def begin(num_nodes: int, **options: float) -> State:
     limits = Options(num_nodes=num_nodes, num_local_ranks=NUM_LOCAL_RANKS)
     return State(
         options=replace(limits, **options),  # type: ignore[arg-type]
-        stage=STOPPING,
+        stage=Stage.STOPPING,
         generation=0,
         layout=layout,
         nodes=layout.nodes,

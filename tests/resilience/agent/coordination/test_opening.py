@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from resilience.agent.coordination.founding import SLACK, Record
-from resilience.agent.coordination.membership import (
-    AGREEING,
-    RUNNING,
-    STOPPING,
+from resilience.agent.coordination.events import (
     Action,
     Claimed,
     ClaimRecord,
@@ -20,13 +16,13 @@ from resilience.agent.coordination.membership import (
     NodeEnded,
     NodeJoined,
     Note,
-    Options,
     Recorded,
     Said,
     Send,
-    State,
     Tick,
 )
+from resilience.agent.coordination.founding import SLACK, Record
+from resilience.agent.coordination.membership import Options, Stage, State
 from resilience.agent.coordination.votes import find_doubted
 from resilience.comm.messages import Agree, Ballot, Learn, Propose, Stopped
 from resilience.state.report import Phase, Report
@@ -93,13 +89,49 @@ def test_run_begins_with_the_record_of_its_folder() -> None:
     assert [each.generation for each in opened(actions)] == [107, 107]
 
 
+# ---- why a generation opens, waits or is refused
+
+
+def test_decisions_say_why_a_run_does_not_begin() -> None:
+    state, _ = hear(State(options=OPTIONS), join("n0"))
+    assert state.reason == "waits for nodes to join"
+
+    state, _ = hear(state, join("n1"), Tick(), now_s=1.0)
+    assert state.reason == "waits for an answer of the run's folder"
+
+    state, _ = hear(state, Judged(record=None, reason="n7 may go on"), now_s=1.0)
+    assert state.reason == "n7 may go on"
+
+
+def test_decisions_say_why_the_next_generation_opens() -> None:
+    state, _ = hear(running(), failed("n1", 3), *all_stopped(but=[0]))
+    assert state.reason == "waits until all ranks at hand have reported what they hold"
+
+    state, actions = hear(state, *all_stopped(but=[1, 2, 3]))
+    proposal, _ = proposed(actions)
+    assert state.reason == "waits until the nodes that were asked agree to the members"
+
+    state, actions = hear(state, agree("n0", proposal), agree("n1", proposal))
+    (reason,) = [each.fields["reason"] for each in actions if isinstance(each, Note)]
+    assert reason == state.reason == "the members have agreed, and their ranks have reported"
+
+
+def test_decisions_say_that_places_are_empty() -> None:
+    nodes = ("n0", "n1", "n2")
+    state, _ = play(State(options=THREE), *map(join, nodes))
+    gone = [lost(node, is_dead=False) for node in nodes[1:]]
+    state, _ = hear(state, *gone, *places(0))
+
+    assert state.reason == "waits for nodes in the places of lost ones"
+
+
 # ---- what all have to agree to
 
 
 def test_generation_opens_when_all_have_agreed_to_its_last_proposal() -> None:
     state, actions = hear(running(), failed("n1", 3), *all_stopped())
     proposal, _ = proposed(actions)
-    assert (state.stage, proposal.layout) == (AGREEING, layout("n0", "n1"))
+    assert (state.stage, proposal.layout) == (Stage.AGREEING, layout("n0", "n1"))
 
     others = [agree("n1", proposal, ballot=each) for each in ((9, "n2"), (-9, "n2"))]
     state, actions = hear(state, agree("n0", proposal), *others)
@@ -168,7 +200,7 @@ def test_coordinator_asks_in_a_later_ballot_than_any_that_was_promised() -> None
     assert (state.ballot, proposed(actions)) == ((8, "own"), [])
 
     state, actions = hear(state, *promise(state, "n1", "n3"), Tick())
-    assert (state.stage, proposed(actions)) == (STOPPING, [])
+    assert (state.stage, proposed(actions)) == (Stage.STOPPING, [])
     state, actions = hear(state, *promise(state, "n2"))
 
     assert [each.ballot for each in proposed(actions)] == [state.ballot] * 3
@@ -179,7 +211,7 @@ def test_ballot_of_an_agent_that_is_not_asked_holds_nobody_up() -> None:
     other = bound(join("n4"), 7, layout("n9"))
     state, actions = hear(running(THREE, "n2", "n3"), other, lost("n0"), *places(1, 2))
 
-    assert (state.stage, state.ballot[0]) == (AGREEING, 1)
+    assert (state.stage, state.ballot[0]) == (Stage.AGREEING, 1)
     assert proposed(actions)[0].layout == layout("n3", "n1", "n2")
 
 
@@ -305,7 +337,7 @@ def test_run_that_has_its_record_at_the_join_deadline_begins() -> None:
 def test_standby_alone_waits_for_whom_a_member_had_heard_of() -> None:
     told = replace(join("n2").join, known=("n0", "n9"))
     state, actions = play(running(ONE), NodeJoined(join=told), lost("n0"))
-    assert (state.stage, opened(actions)) == (STOPPING, [])
+    assert (state.stage, opened(actions)) == (Stage.STOPPING, [])
 
     _, actions = play(state, join("n9"))
 
@@ -352,7 +384,7 @@ def at(generation: int, options: Options) -> State:
     state = running(options, "n2")
     if generation:
         state, _ = play(state, failed("n0", 0), *places(0, 1))
-    assert (state.stage, state.generation) == (RUNNING, generation)
+    assert (state.stage, state.generation) == (Stage.RUNNING, generation)
     return state
 
 

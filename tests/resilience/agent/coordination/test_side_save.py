@@ -8,22 +8,18 @@ from typing import Any
 import pytest
 
 from resilience.agent.coordination.coordinator import decide, take_over
-from resilience.agent.coordination.membership import (
-    ENDED,
-    RUNNING,
-    STOPPING,
+from resilience.agent.coordination.events import (
     Action,
     Claimed,
     ClaimRecord,
     NodeEnded,
     NodeJoined,
     Note,
-    Options,
     Said,
     Send,
-    State,
     Tick,
 )
+from resilience.agent.coordination.membership import Options, Stage, State
 from resilience.agent.coordination.standing import Standing
 from resilience.agent.coordination.votes import find_doubted
 from resilience.comm.messages import GAVE_UP_STATUS, SaveState, StateSaved
@@ -202,7 +198,7 @@ def test_run_that_lacks_a_node_saves_before_it_ends() -> None:
     assert ends(actions) == []
     state, actions = play(state, saved(order, "n1", part="the tiers"), Tick(), now_s=26.0)
 
-    assert state.stage == ENDED
+    assert state.stage == Stage.ENDED
     assert "no node took the place of lost n0" in reason(actions)
     assert reason(actions).endswith("that of step 5 in the tiers")
 
@@ -243,7 +239,7 @@ def test_folder_has_its_time_from_when_it_is_asked() -> None:
         assert ends(more) == []
     state, _ = play(state, Claimed(generation=5, layout=claim.layout), now_s=221.0)
 
-    assert state.stage == RUNNING
+    assert state.stage == Stage.RUNNING
     assert state.members.nodes == ("n3", "n1")
 
 
@@ -264,7 +260,7 @@ def test_standby_alone_goes_on_once_the_node_has_ended() -> None:
     state, actions = play(state, end_of("n0"), now_s=1.0)
 
     assert Note(event="node_ended", fields={"node": "n0", "reason": "it is off"}) in actions
-    assert (state.stage, state.layout) == (RUNNING, layout("n9"))
+    assert (state.stage, state.layout) == (Stage.RUNNING, layout("n9"))
     assert opened(actions)[0].generation > 100
 
 
@@ -274,10 +270,10 @@ def test_evidence_about_another_start_is_none() -> None:
     state, _ = play(state, join("n9"))
 
     state, _ = play(state, end_of("n0", "n0"), end_of("n0", "newer"), now_s=1.0)
-    assert state.stage == STOPPING
+    assert state.stage == Stage.STOPPING
     state, _ = play(state, end_of("n0", "n0", "newer"), now_s=1.0)
 
-    assert state.stage == RUNNING
+    assert state.stage == Stage.RUNNING
 
 
 def test_last_holder_of_a_shard_is_not_waited_for_once_it_has_ended() -> None:
@@ -290,7 +286,7 @@ def test_last_holder_of_a_shard_is_not_waited_for_once_it_has_ended() -> None:
 
     state, actions = play(state, end_of("n0"), now_s=4.0)
 
-    assert state.stage == RUNNING
+    assert state.stage == Stage.RUNNING
     assert len(opened(actions)) == 3
 
 
@@ -312,7 +308,7 @@ def test_nodes_that_have_saved_are_members_again_when_the_others_come_back() -> 
 
     state, actions = play(state, join("n0", 4, THREE), join("n1", 4, THREE), *reports, now_s=150.0)
 
-    assert (state.stage, state.members.nodes, state.side_save) == (RUNNING, THREE, None)
+    assert (state.stage, state.members.nodes, state.side_save) == (Stage.RUNNING, THREE, None)
     told = opened(actions)[0].read_reports()
     assert {(each.phase, each.step) for each in told} == {(Phase.COMPUTING, 5)}
 
@@ -343,7 +339,7 @@ def give_up(rest: dict[str, Any]) -> tuple[State, list[Action]]:
 def test_one_more_generation_opens_to_save_the_state() -> None:
     state, actions = give_up(TELLS)
 
-    assert (state.stage, state.generation) == (RUNNING, 2)
+    assert (state.stage, state.generation) == (Stage.RUNNING, 2)
     assert [each.is_last for each in opened(actions)] == [True, True]
     assert Note(event="giving_up", fields={"reason": WHY}) in actions
     assert ends(actions) == []
@@ -372,7 +368,7 @@ def test_fault_while_the_state_is_saved_ends_the_run_at_once(event: Any, words: 
 
     state, actions = play(state, event)
 
-    assert state.stage == ENDED
+    assert state.stage == Stage.ENDED
     assert reason(actions) == f"{WHY}; a fault came before the state was saved: {words}{WHERE}"
 
 
@@ -389,7 +385,7 @@ def test_save_that_takes_too_long_ends_the_run() -> None:
 def test_program_that_cannot_save_is_not_asked_to() -> None:
     state, actions = give_up({})
 
-    assert state.stage == ENDED
+    assert state.stage == Stage.ENDED
     assert reason(actions) == WHY
 
 
@@ -408,7 +404,7 @@ def test_nothing_is_saved_where_no_rank_holds_a_state() -> None:
         *places(0, 1, generation=1, step=None),
     )
 
-    assert state.stage == ENDED
+    assert state.stage == Stage.ENDED
     assert reason(actions).endswith(WHERE)
 
 

@@ -9,20 +9,16 @@ import pytest
 
 from resilience.agent.coordination.coordinator import next_deadline_s, take_over
 from resilience.agent.coordination.counters import OTHER_SHARD
-from resilience.agent.coordination.membership import (
-    AGREEING,
-    ENDED,
-    RUNNING,
-    STOPPING,
+from resilience.agent.coordination.events import (
     Action,
     HandOver,
     NodeJoined,
     Note,
     Said,
     Send,
-    State,
     Tick,
 )
+from resilience.agent.coordination.membership import Stage, State
 from resilience.agent.coordination.standing import Standing
 from resilience.comm.messages import GAVE_UP_STATUS, PLANNED, Join, Leave, Stopped, StopRun
 from resilience.elastic.policy import Policy
@@ -52,7 +48,7 @@ def begun(*nodes: str, now_s: float = 0.0, low: int = 1, **policy: Any) -> State
         OPTIONS, num_nodes=low, num_standby_nodes=len(nodes) - low, policy=Policy(**values)
     )
     state, _ = play(State(options=options), *map(join, nodes), now_s=now_s)
-    assert state.stage == RUNNING
+    assert state.stage == Stage.RUNNING
     return state
 
 
@@ -116,7 +112,7 @@ def test_a_lost_node_is_left_out_at_once() -> None:
         *places(0, 2),
     )
 
-    assert state.stage == RUNNING
+    assert state.stage == Stage.RUNNING
     assert state.members.nodes == ("n0", "n2")
     (first, second) = opened(actions)
     assert first.before is not None
@@ -143,7 +139,7 @@ def test_a_silent_node_that_may_hold_the_last_copy_is_waited_for() -> None:
 
     state, _ = play(state, lost("n1", is_dead=False), *told)
 
-    assert state.stage == STOPPING
+    assert state.stage == Stage.STOPPING
 
 
 def test_below_the_least_size_the_run_waits_and_gives_up() -> None:
@@ -153,12 +149,12 @@ def test_below_the_least_size_the_run_waits_and_gives_up() -> None:
         lost("n2"),
         *[stopped("n0", rank, 0, 5) for rank in (0, 1)],
     )
-    assert state.stage == STOPPING
+    assert state.stage == Stage.STOPPING
 
     state, actions = play(state, Tick(), now_s=LATER_S)
     state, more = play(state, Tick(), now_s=2 * LATER_S)
 
-    assert state.stage == ENDED
+    assert state.stage == Stage.ENDED
     assert {each.status for each in ends([*actions, *more])} == {GAVE_UP_STATUS}
 
 
@@ -208,7 +204,7 @@ def test_a_fault_on_the_way_to_another_size_keeps_the_old_one() -> None:
     )  # fmt: skip
 
     assert state.members.nodes == ("n0", "n1")
-    assert state.stage in (RUNNING, AGREEING)
+    assert state.stage in (Stage.RUNNING, Stage.AGREEING)
 
 
 def test_a_node_that_is_asked_to_leave_goes_after_a_step_of_all() -> None:
@@ -264,10 +260,10 @@ def test_a_lost_node_is_waited_for_as_long_as_the_recipe_says(wait_s: float) -> 
     )
 
     state, _ = play(state, Tick(), now_s=wait_s - 1)
-    assert state.stage == STOPPING
+    assert state.stage == Stage.STOPPING
     state, _ = play(state, Tick(), now_s=wait_s)
 
-    assert (state.stage, state.members.nodes) == (RUNNING, ("n0", "n2"))
+    assert (state.stage, state.members.nodes) == (Stage.RUNNING, ("n0", "n2"))
 
 
 def test_a_run_that_could_not_stop_for_a_fault_is_stopped_again() -> None:
@@ -281,7 +277,7 @@ def test_a_run_that_could_not_stop_for_a_fault_is_stopped_again() -> None:
         state, failed("n1", 2, 0, "exception"), *all_stopped(0), Tick(), now_s=7.0
     )
 
-    assert (state.stage, state.members.nodes) == (RUNNING, ("n0", "n1"))
+    assert (state.stage, state.members.nodes) == (Stage.RUNNING, ("n0", "n1"))
     assert sorted(sent(actions, StopRun)) == ["n0", "n1"]
 
 
@@ -303,7 +299,7 @@ def succeeded(*more: NodeJoined, leaves_within_s: float | None = None, **policy:
     joins[1] = replace(joins[1], join=replace(joins[1].join, leaves_within_s=leaves_within_s))
     told = places(1, 2)
     state, _ = play(state, *joins, *more, lost("n0"), *told, now_s=100.0)
-    assert state.stage == RUNNING
+    assert state.stage == Stage.RUNNING
     return state
 
 
@@ -348,7 +344,7 @@ def test_a_coordinator_whose_node_is_asked_to_leave_hands_over_before_the_others
     end = left(state)
 
     state, actions = play(state, *end, now_s=7.0)
-    assert (state.stage, opened(actions)) == (STOPPING, [])
+    assert (state.stage, opened(actions)) == (Stage.STOPPING, [])
     assert HandOver(node="n1") in actions
 
     heir = take_over(state.options, standing_of(state), lost="", now_s=7.1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from resilience.agent.coordination.membership import RUNNING, STOPPING, Said, State, Tick
+from resilience.agent.coordination.events import Said, Tick
+from resilience.agent.coordination.membership import Stage, State
 from resilience.agent.coordination.size import next_look_s
 from resilience.comm.messages import PLANNED, Leave, Open, SaveState, Stopped, StopRun
 from resilience.elastic.policy import Policy
@@ -36,7 +37,7 @@ def begun(*nodes: str, sizes: tuple[int, ...] = (2, 4), **options: Any) -> State
         **options,
     )
     state, _ = play(State(options=values), *map(join, nodes))
-    assert state.stage == RUNNING
+    assert state.stage == Stage.RUNNING
     return state
 
 
@@ -108,7 +109,7 @@ def test_a_copy_that_more_nodes_hold_than_may_go_on_waits_for_another_node() -> 
     broken = told(state, "n0", "n2", "n3", torn=(0, 5))
 
     state, _ = play(state, lost("n1"), *broken)
-    assert state.stage == STOPPING
+    assert state.stage == Stage.STOPPING
     late, actions = play(state, Tick(), now_s=LATER_S)
     state, _ = play(state, join("n4"))
 

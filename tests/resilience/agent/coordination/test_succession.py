@@ -9,34 +9,38 @@ from dataclasses import replace
 import pytest
 
 from resilience.agent.connections.transport import Arrival, Gone, Heard, Reached
-from resilience.agent.coordination.membership import NodeJoined, NodeLost
-from resilience.agent.coordination.outlook import (
-    FOLLOWING,
-    LEADING,
-    SEEKING,
+from resilience.agent.coordination.events import (
     Act,
-    Coordinate,
     Dial,
     Dialed,
+    Event,
     HandedOver,
     HangUp,
     Heeded,
     JoinAgain,
     Lead,
-    Line,
     Looked,
-    Obey,
-    Outlook,
+    NodeJoined,
+    NodeLost,
     Resign,
     Tell,
-    make_outlook,
 )
 from resilience.agent.coordination.succession import (
     OTHER_PROGRAM_STATUS,
     TAKEN_NAME_STATUS,
     decide,
 )
-from resilience.comm.messages import Beat, Break, End, Goodbye, Hello, Join, Learn, Message, Propose
+from resilience.agent.coordination.view import Line, MembershipView, Role, find_endpoint_order
+from resilience.comm.messages import (
+    Beat,
+    Break,
+    End,
+    Goodbye,
+    Hello,
+    Join,
+    Message,
+    Propose,
+)
 from resilience.state.layout import make_layout
 
 LEASE_S = 3.0
@@ -46,24 +50,19 @@ LINK, OTHER = 1, 2
 ORDER = Break(generation=4, reason="")
 
 
-def newcomer(node: str) -> Outlook:
-    return make_outlook(
-        run="run",
-        node=node,
-        address=f"{node}:1",
-        start=node,
-        endpoints=ENDPOINTS,
-        lease_s=LEASE_S,
-        now_s=0.0,
-    )
+def newcomer(node: str) -> MembershipView:
+    address = f"{node}:1"
+    order = find_endpoint_order(address, ENDPOINTS)
+    own = Hello(run="run", node=node, address=address, start=node, order=order)
+    return MembershipView(hello=own, endpoints=ENDPOINTS, lease_s=LEASE_S)
 
 
-def following(node: str = "n2") -> Outlook:
+def following(node: str = "n2") -> MembershipView:
     """Return a member of generation 4, which n0 coordinates; another agent has called it."""
     view = newcomer(node)
     return replace(
         view,
-        stage=FOLLOWING,
+        role=Role.FOLLOWING,
         link=LINK,
         lines={LINK: Line(heard_s=0.0, address="n0:1"), OTHER: Line(heard_s=0.0)},
         roster=ROSTER,
@@ -71,12 +70,12 @@ def following(node: str = "n2") -> Outlook:
     )
 
 
-def leading(*, is_settled: bool = True) -> Outlook:
+def leading(*, is_settled: bool = True) -> MembershipView:
     """Return what n1 knows that coordinates generation 4; n2 has joined it."""
     view = newcomer("n1")
     return replace(
         view,
-        stage=LEADING,
+        role=Role.LEADING,
         is_settled=is_settled,
         lines={LINK: Line(heard_s=0.0, join=join("n2")), OTHER: Line(heard_s=0.0, address="n0:1")},
         roster=ROSTER,
@@ -102,7 +101,9 @@ def hello(
     )
 
 
-def play(view: Outlook, *events: Heeded, now_s: float = 0.0) -> tuple[Outlook, list[Act]]:
+def play(
+    view: MembershipView, *events: Heeded, now_s: float = 0.0
+) -> tuple[MembershipView, list[Act]]:
     acts: list[Act] = []
     for event in events:
         view, more = decide(view, event, now_s)
@@ -119,7 +120,7 @@ def heard(peer: int, message: Message) -> Arrival:
 
 
 def events(acts: list[Act]) -> list[object]:
-    return [each.event for each in acts if isinstance(each, Coordinate)]
+    return [each for each in acts if isinstance(each, Event)]
 
 
 def leads(acts: list[Act]) -> list[Act]:
@@ -163,7 +164,7 @@ def test_only_a_goodbye_is_evidence_of_an_end(arrival: Arrival, is_dead: bool) -
 
     assert events(acts) == [NodeLost(node="n2", is_dead=is_dead)]
     assert view.dead == ({"n0"} if is_dead else set())
-    assert (view.stage, view.lost) == (SEEKING, "n0:1")
+    assert (view.role, view.lost) == (Role.SEEKING, "n0:1")
 
 
 # ---- who leads
@@ -200,7 +201,7 @@ def test_member_follows_nobody_of_an_older_generation(generation: int, follows: 
 
     view, _ = play(view, heard(5, hello("n0", generation=generation, leader="n0:1")))
 
-    assert (view.stage == FOLLOWING) == follows
+    assert (view.role == Role.FOLLOWING) == follows
 
 
 def test_agent_of_another_run_is_hung_up_on() -> None:
@@ -210,7 +211,7 @@ def test_agent_of_another_run_is_hung_up_on() -> None:
     view, acts = play(view, heard(5, other))
 
     assert HangUp(peer=5) in acts
-    assert view.stage == SEEKING
+    assert view.role == Role.SEEKING
 
 
 @pytest.mark.parametrize(
@@ -231,13 +232,13 @@ def test_coordinator_gives_way(
     view, acts = play(leading(is_settled=is_settled), heard(OTHER, other))
 
     assert leads(acts) == ([Resign()] if gives_way else [])
-    assert view.stage == (FOLLOWING if gives_way else LEADING)
+    assert view.role == (Role.FOLLOWING if gives_way else Role.LEADING)
 
 
 def test_coordinator_that_hands_over_sends_all_to_the_next_one_and_follows_it_itself() -> None:
     view, acts = play(leading(is_settled=False), HandedOver(address="n2:1"))
 
-    assert (view.stage, leads(acts)) == (SEEKING, [Resign()])
+    assert (view.role, leads(acts)) == (Role.SEEKING, [Resign()])
     told = [each.message for each in acts if isinstance(each, Tell) and each.peer == LINK]
     assert [each.leader for each in told if isinstance(each, Hello)] == ["n2:1"]
     assert {HangUp(peer=LINK), Dial(address="n2:1")} <= set(acts)
@@ -245,30 +246,13 @@ def test_coordinator_that_hands_over_sends_all_to_the_next_one_and_follows_it_it
     # It is behind the next one in the order by then, and waits for it.
     called = play(view, Dialed(peer=7, address="n2:1"))[0]
     waiting, acts = play(called, heard(7, hello("n2", generation=4, order=2)))
-    assert (waiting.stage, leads(acts)) == (SEEKING, [])
+    assert (waiting.role, leads(acts)) == (Role.SEEKING, [])
     view, _ = play(waiting, heard(7, hello("n2", generation=4, order=2, leader="n2:1")))
-    assert (view.stage, view.link) == (FOLLOWING, 7)
+    assert (view.role, view.link) == (Role.FOLLOWING, 7)
     assert play(view, HandedOver(address="n1:1")) == (view, [])
 
 
 # ---- who is heard
-
-
-@pytest.mark.parametrize(("peer", "is_heard"), [(LINK, True), (OTHER, False)])
-def test_only_the_coordinator_is_heard(peer: int, is_heard: bool) -> None:
-    """An agent that learns of none that others have heard of might count one as ended, and lead."""
-    nodes = (("n7", "n7:1"), ("n2", "n2:1"))
-    members = make_layout(nodes=("n0", "n2"), num_local_ranks=1)
-    news = Learn(generation=4, opened=4, layout=members, shares_folder=True, known=("n0", "n8"))
-    proposal = Propose(generation=5, ballot=(5, "n0"), layout=members)
-    view = promised(following(), 5, "n0")
-
-    _, acts = play(view, heard(peer, ORDER), heard(peer, proposal))
-    told, _ = play(view, heard(peer, Beat(nodes=nodes, ballot=(5, "n0"))), heard(peer, news))
-
-    assert acts == ([Obey(message=ORDER), Obey(message=proposal)] if is_heard else [])
-    assert told.roster == (nodes if is_heard else ROSTER)
-    assert ("n8" in told.known) == is_heard
 
 
 def test_second_agent_of_a_name_is_refused_once_the_first_is_heard() -> None:
@@ -343,7 +327,7 @@ def test_agent_that_joins_over_another_connection_has_left_the_first() -> None:
 class Callers:
     """One agent over time, in a network in which nothing answers; where it refuses, at once."""
 
-    def __init__(self, view: Outlook, *, refusing: Collection[str] = ()) -> None:
+    def __init__(self, view: MembershipView, *, refusing: Collection[str] = ()) -> None:
         self.view, self.refusing = view, refusing
         self.asked_s: dict[str, list[float]] = {}
         """When each address was asked."""
@@ -445,7 +429,7 @@ def test_newcomer_asks_again_where_nobody_was(refusing: list[str]) -> None:
 # ---- ballots
 
 
-def promised(view: Outlook, number: int, start: str) -> Outlook:
+def promised(view: MembershipView, number: int, start: str) -> MembershipView:
     return replace(view, hello=replace(view.hello, ballot=(number, start)))
 
 
@@ -469,7 +453,7 @@ def test_follower_keeps_to_the_latest_ballot_that_it_has_heard_of(
 
     view, _ = play(promised(newcomer("n1"), *own), calls, heard(LINK, leader))
 
-    assert (view.stage, view.hello.ballot) == (FOLLOWING, newest)
+    assert (view.role, view.hello.ballot) == (Role.FOLLOWING, newest)
 
 
 @pytest.mark.parametrize("ballot", [(4, "n0"), (5, "n0"), (5, "n7"), (6, "n0")])
@@ -481,7 +465,7 @@ def test_agent_agrees_only_to_what_is_asked_in_the_ballot_in_which_it_has_joined
 
     _, acts = play(promised(following(), 5, "n0"), heard(LINK, proposal))
 
-    assert acts == ([Obey(message=proposal)] if ballot == (5, "n0") else [])
+    assert acts == ([proposal] if ballot == (5, "n0") else [])
 
 
 def test_agent_joins_again_when_its_coordinator_asks_in_a_later_ballot() -> None:

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import select
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 
 from resilience import whole_files
-from resilience.agent.coordination.membership import Claimed, Judged, Recorded
+from resilience.agent.coordination.events import Claimed, Judged, Recorded
+from resilience.agent.coordination.membership import Options, State
 from resilience.agent.evidence import folder as folder_module
 from resilience.agent.evidence.folder import Answer, RunFolder
+from resilience.comm.messages import End, Join
 from resilience.state.layout import make_layout
 
 ENDED = frozenset({("n1", "a")})
@@ -75,9 +77,23 @@ def folders(tmp_path: Path) -> Iterator[Folders]:
     found.close()
 
 
-def renew(folder: RunFolder, *agents: str, number: int, **more: Any) -> None:
+def known(
+    *agents: str, number: int, here: Sequence[str] = (), status: int = 0, **more: Any
+) -> State:
+    """Return the state of a coordinator that has heard of these agents."""
+    return State(
+        options=Options(num_nodes=1, num_local_ranks=1),
+        known=frozenset(agents),
+        generation=number,
+        present={name: Join(node=name, address="") for name in here},
+        ending=End(status=status, reason=""),
+        **more,
+    )
+
+
+def renew(folder: RunFolder, *agents: str, number: int, is_over: bool = False, **more: Any) -> None:
     """Renew the record, and return when that is done."""
-    folder.renew(agents, number, **more)
+    folder.renew(known(*agents, number=number, **more), is_over=is_over)
     answer(folder)
 
 
@@ -233,11 +249,11 @@ def test_record_names_who_has_ended_until_it_comes_again(folders: Folders) -> No
         assert isinstance(found, Recorded)
         return found.gone
 
-    renew(one, "n0", "n1", number=4, starts={"n0": "a", "n1": "b"}, gone=["n1"])
+    renew(one, "n0", "n1", number=4, starts={"n0": "a", "n1": "b"}, gone=frozenset({"n1"}))
     assert gone(other) == {"n1"}
     renew(other, "n0", "n1", number=5, starts={"n1": "c"}, here=["n1"])
     assert gone(one) == frozenset()
-    renew(other, "n0", "n1", number=6, starts={"n1": "c"}, gone=["n1"])
+    renew(other, "n0", "n1", number=6, starts={"n1": "c"}, gone=frozenset({"n1"}))
 
     assert gone(one) == {"n1"}
 
@@ -267,7 +283,7 @@ def test_end_stays_though_a_renewal_stood_still_as_it_was_written(
 
     with monkeypatch.context() as slow:
         slow.setattr(folder_module, "write_whole", stand_still)
-        other.renew(("n0", "n1"), 4)
+        other.renew(known("n0", "n1", number=4))
         assert is_written.wait(60.0)
     renew(one, "n0", "n1", number=5, is_over=True, status=75)
     goes_on.set()
@@ -289,7 +305,7 @@ def test_an_agent_does_not_go_before_the_runs_end_is_written(
 
     monkeypatch.setattr(folder_module, "write_first", stand_still)
     monkeypatch.setattr(folder_module, "_CLOSE_S", 0.0)
-    one.renew(("n0", "n1"), 5, is_over=True)
+    one.renew(known("n0", "n1", number=5), is_over=True)
     folders.opened.remove(one)
     with ThreadPoolExecutor(1) as pool:
         closing = pool.submit(one.close)
@@ -327,7 +343,7 @@ def test_record_that_a_full_disk_does_not_take_stays_as_it_was(
 
     with monkeypatch.context() as full:
         full.setattr(whole_files, "write_text", refuse)
-        one.renew(("n0", "n1"), 5, is_over=True)
+        one.renew(known("n0", "n1", number=5), is_over=True)
         other.claim(1, make_layout(nodes=["n0"], num_local_ranks=1))
         (claimed,) = answer(other)
         answer(one)

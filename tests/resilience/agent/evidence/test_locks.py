@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.agent.coordination.membership import Judged, NodeEnded
+from resilience.agent.coordination.events import Judged, NodeEnded
 from resilience.agent.evidence.folder import Answer, RunFolder
 from resilience.agent.evidence.locks import is_lock_held
 from tests.resilience.agent.evidence.test_folder import answer, begin

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.agent.coordination.membership import NodeEnded
+from resilience.agent.coordination.events import NodeEnded
 from resilience.agent.evidence.node_states import CLOCKS_APART_S, NodeStates, judge_word
 from tests.cases import slow
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from resilience.agent.coordination.membership import Options, State
 from resilience.agent.evidence.folder import RunFolder
 from resilience.agent.evidence.removal import FolderWatch, is_any_there, is_other
 
@@ -95,7 +96,8 @@ def test_an_empty_folder_in_the_place_of_the_own_one_gets_no_record(
 
     path.rename(tmp_path / "moved")
     path.mkdir()
-    folder.renew(("a",), 3, is_over=is_over)
+    options = Options(num_nodes=1, num_local_ranks=1)
+    folder.renew(State(options=options, known=frozenset("a"), generation=3), is_over=is_over)
     folder.close()
 
     assert list(path.iterdir()) == []

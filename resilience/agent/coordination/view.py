@@ -1,22 +1,28 @@
 """An agent's knowledge of the others, the events about them, and its acts. Pure data.
 
-And what `party`, which does it, asks of the agent that it belongs to and of the run's folder.
+And what `membership`, which does it, asks of the agent that it belongs to and of the run's folder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Protocol
 
-from resilience.agent.connections.transport import Arrival
-from resilience.agent.coordination.membership import Ended, Event, State
-from resilience.comm.messages import Drain, Hello, Join, Message, StoreReply
+from resilience.agent.coordination.events import Act, Ended
+from resilience.agent.coordination.membership import State
+from resilience.comm.messages import Beat, Drain, Hello, Join, Message, StoreReply
 from resilience.state.layout import Layout
 
-SEEKING = "seeking"
-FOLLOWING = "following"
-LEADING = "leading"
+
+class Role(Enum):
+    """Part of an agent among the others."""
+
+    SEEKING = "seeking"
+    FOLLOWING = "following"
+    LEADING = "leading"
+
 
 NO_ORDER = 1 << 30
 """The order of an agent that leads only where nobody else does."""
@@ -34,7 +40,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class MembershipView:
     """What an agent knows of the others."""
 
     hello: Hello
@@ -45,7 +51,7 @@ class Outlook:
     """Who was not heard for so long is silent."""
     program: str = ""
     """What this agent's workers run, as those of all others have to."""
-    stage: str = SEEKING
+    role: Role = Role.SEEKING
     lines: Mapping[int, Line] = field(default_factory=dict)
     waiting: Mapping[int, Join] = field(default_factory=dict)
     """Who would join, by connection, under a name that a silent agent may still have."""
@@ -77,113 +83,24 @@ class Outlook:
         """Return the seconds between two signs of life."""
         return self.lease_s / 3
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dialed:
-    """What was asked for by a Dial has a number now."""
-
-    peer: int
-    address: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
-    """Time has passed."""
+    def with_roster(self, roster: Beat, known: Collection[str] = ()) -> MembershipView:
+        """Return the view with a roster noted, and with these names besides."""
+        names = [name for name, _ in roster.nodes]
+        return replace(
+            self,
+            roster=roster.nodes or self.roster,
+            known=self.known.union(names, known),
+            starts={**self.starts, **dict(zip(names, roster.starts, strict=False))},
+        )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
-    """The agent's own part in the run has changed."""
-
-    generation: int
-    order: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
-    """A generation that this agent coordinates was opened, or is over."""
-
-    is_open: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandedOver:
-    """This agent's node leaves the run, and another one is to coordinate."""
-
-    address: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dial:
-    """Connect to an address."""
-
-    address: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tell:
-    """Send a message."""
-
-    peer: int
-    message: Message
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HangUp:
-    """End a connection."""
-
-    peer: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Follow:
-    """Join the coordinator that `link` leads to."""
-
-    start: str
-    """Which start of its agent it is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinAgain:
-    """Tell the coordinator once more what this agent has agreed to: its ballot is a later one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lead:
-    """Coordinate from here on."""
-
-    lost: str
-    """Name of the coordinator before; empty where there was none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resign:
-    """Coordinate no longer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coordinate:
-    """Have the coordinator here decide about an event."""
-
-    event: Event
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Obey:
-    """Do what the coordinator says that is followed."""
-
-    message: Message
-
-
-Act = Dial | Tell | HangUp | Follow | JoinAgain | Lead | Resign | Coordinate | Obey
-Heeded = Arrival | Dialed | Looked | Moved | Settled | HandedOver
-Result = tuple[Outlook, list[Act]]
+Result = tuple[MembershipView, list[Act]]
 
 
 class Owner(Protocol):
     """The agent that is among the others."""
 
-    def hear(self, message: Message) -> None:
+    def obey(self, message: Message) -> None:
         """Do what the coordinator says."""
 
     def reply(self, reply: StoreReply) -> None:
@@ -208,17 +125,7 @@ class Records(Protocol):
     def found(self, agents: tuple[str, ...]) -> None:
         """Try to begin the run with these agents; `Judged` follows, when the disk answers."""
 
-    def renew(
-        self,
-        agents: tuple[str, ...],
-        generation: int,
-        *,
-        starts: Mapping[str, str],
-        here: Collection[str],
-        gone: Collection[str],
-        is_over: bool,
-        status: int,
-    ) -> None:
+    def renew(self, state: State, *, is_over: bool) -> None:
         """Tell who belongs to the run, which generation it has come to, and how it has ended."""
 
     def read_record(self, after: Ended) -> None:
@@ -228,18 +135,21 @@ class Records(Protocol):
         """Ask for the record of a generation's number; `Claimed` follows, when the disk answers."""
 
 
-def make_outlook(
-    *,
-    run: str,
-    node: str,
-    address: str,
-    start: str,
-    endpoints: tuple[str, ...],
-    lease_s: float,
-    now_s: float,
-    program: str = "",
-) -> Outlook:
-    """Return what an agent knows that has just come."""
-    order = NO_ORDER + (endpoints.index(address) if address in endpoints else len(endpoints))
-    hello = Hello(run=run, node=node, address=address, start=start, order=order)
-    return Outlook(hello=hello, endpoints=endpoints, lease_s=lease_s, tick_s=now_s, program=program)
+def make_roster(view: MembershipView, state: State) -> Beat:
+    """Return the agents at hand in the order of succession, as this coordinator tells them."""
+    hello = view.hello
+    own = {hello.node: (hello.address, hello.start)}
+    here = {join.node: (join.address, join.start) for join in state.present.values()} | own
+    places = state.layout.nodes if state.layout else ()
+    order = [*(node for node in places if node in here), *sorted(here)]
+    names = tuple(dict.fromkeys(order))
+    return Beat(
+        nodes=tuple((node, here[node][0]) for node in names),
+        starts=tuple(here[node][1] for node in names),
+        ballot=hello.ballot,
+    )
+
+
+def find_endpoint_order(address: str, endpoints: tuple[str, ...]) -> int:
+    """Return the order of an agent that is no member: endpoints come first."""
+    return NO_ORDER + (endpoints.index(address) if address in endpoints else len(endpoints))

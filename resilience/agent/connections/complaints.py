@@ -1,0 +1,29 @@
+"""Addresses at which this agent finds no agent of its run. Pure."""
+
+from __future__ import annotations
+
+from resilience.arguments import NAMELESS_S, NO_NAME
+from resilience.runtime.door import AGENTS
+
+
+class Complaints:
+    """Complaints about addresses whose door refuses this agent, or whose name stays unknown."""
+
+    def __init__(self) -> None:
+        self._named: set[str] = set()
+        self._nameless: dict[str, float] = {}
+        """Since when the name in an address has not resolved."""
+
+    def judge(self, address: str | None, reason: str, now_s: float) -> str:
+        """Return a complaint about the end of a connection, once an address; empty for none."""
+        if address is None or address in self._named:
+            return ""
+        if reason.startswith(NO_NAME):
+            is_apart = now_s - self._nameless.setdefault(address, now_s) >= NAMELESS_S
+        else:
+            self._nameless.pop(address, None)
+            is_apart = reason in AGENTS.lasting
+        if not is_apart:
+            return ""
+        self._named.add(address)
+        return f"{address}: {reason}"
