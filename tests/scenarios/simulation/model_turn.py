@@ -147,15 +147,15 @@ class Turn:
         (lost,) = [act for act in acts if isinstance(act, NodeLost)]
         return self.coordinate(lost)
 
-    def _look_at(self, line: Line, stage: str) -> MembershipView:
+    def _look_at(self, line: Line, role: Role) -> MembershipView:
         """Return a view with one connection, by which the product says what its end means."""
         return MembershipView(
             hello=replace(self._agent.hello, leader=self._agent.link or self._agent.name),
             endpoints=(),
             lease_s=LEASE_S,
-            stage=stage,
+            role=role,
             lines={1: line},
-            link=1 if stage == Role.FOLLOWING else None,
+            link=1 if role == Role.FOLLOWING else None,
             roster=((self._agent.link, self._agent.link),),
             is_settled=True,
             tick_s=0.0,

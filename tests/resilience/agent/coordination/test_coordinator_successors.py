@@ -314,7 +314,7 @@ def test_member_whose_node_has_come_anew_has_ended_also_once_that_joins_again() 
 
 
 @pytest.mark.parametrize("stage", [Stage.GATHERING, Stage.RUNNING, Stage.STOPPING])
-def test_every_stage_has_a_deadline(stage: str) -> None:
+def test_every_stage_has_a_deadline(stage: Stage) -> None:
     state = replace(follow(OPTIONS, layout("n0")), stage=stage, since_s=7.0)
 
     assert 7.0 < next_deadline_s(state, 7.0) < 7.0 + 600
