@@ -1,16 +1,20 @@
-"""The page of a run: one HTML document that fetches nothing. Pure.
+"""The page of a run: one HTML document that fetches nothing, made from page.html.j2.
 
-Every text of a run is escaped where it enters the page; the policy in its head
-keeps a browser from fetching anything, should a text get through.
+The template escapes every text of a run; the policy in its head keeps a browser from fetching
+anything, should a text get through.
 """
 
 from __future__ import annotations
 
 import base64
 import datetime
-import html
 import json
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
 
 from launcher.monitor.checkpoints import checkpoints_text
 from launcher.monitor.duration import format_seconds
@@ -24,66 +28,8 @@ from launcher.report.charts import (
     timeline_chart,
 )
 from launcher.report.record import RunRecord, Step
-from launcher.report.recoveries import recoveries_card
+from launcher.report.recoveries import TITLES, recovery_cells
 from launcher.report.summary import fall_percent, faults_text, result_text, store_text
-
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
-
-_STYLE = """
-:root { color-scheme: light; }
-body { margin: 0 auto; max-width: 1080px; padding: 24px; background: #f5f7f9; color: #22303c;
-  font: 15px/1.45 system-ui, sans-serif; }
-h1 { margin: 0; font-size: 24px; overflow-wrap: anywhere; }
-h2 { margin: 0 0 4px; font-size: 16px; }
-.about { margin: 4px 0 16px; color: #5b6b79; overflow-wrap: anywhere; }
-.card .about { margin: 0; font-size: 13px; } .card .about:empty { display: none; }
-.card { margin: 0 0 16px; padding: 16px 18px; background: #fff; border: 1px solid #dfe3e8;
-  border-radius: 8px; }
-.good { color: #1f7a4a; } .bad { color: #b3261e; } .open { color: #8a5a00; }
-table { width: 100%; border-collapse: collapse; table-layout: fixed; }
-th, td { padding: 6px 8px; border-bottom: 1px solid #eef1f4; text-align: left;
-  vertical-align: top; overflow-wrap: anywhere; }
-tr:last-child th, tr:last-child td { border-bottom: 0; }
-th { width: 190px; color: #5b6b79; font-weight: 500; }
-td { font-variant-numeric: tabular-nums; }
-pre { margin: 6px 0 0; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
-.empty { color: #5b6b79; }
-.scroll { overflow-x: auto; }
-table.recoveries { table-layout: auto; font-size: 13px; }
-table.recoveries th, table.recoveries td { width: auto; white-space: nowrap; }
-table.recoveries td.words { min-width: 150px; white-space: normal; }
-.injected { padding: 1px 6px; border-radius: 8px; background: #fdf0d5; color: #8a5a00; }
-"""
-
-_PHASES_TEXT = (
-    "starting workers: until a worker's program runs; process group: it imports torch and the "
-    "workers find each other; recovery: from the stop after a fault until the rank has its state; "
-    "checkpoint: one rank writes, the others take part or wait; idle: the worker has ended, the "
-    "run has not; a dotted line is a fault, by its number in the table; marks above the ranks are "
-    "checkpoints in the tiers"
-)
-
-_ACCOUNT_TEXT = (
-    "seconds of a rank on average, and the share of all; detection, teardown and repair lie "
-    "between a fault and the first step after it; lost work was done again"
-)
-
-# The library that draws is a third as long when it is packed. As an element's text it needs no
-# right but the one that the page's own scripts have.
-_DRAW = """
-const packed = document.getElementById("plotly").textContent.trim();
-const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
-const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-new Response(unpacked).text().then((text) => {
-  const library = document.createElement("script");
-  library.textContent = text;
-  document.head.append(library);
-  for (const [id, figure] of Object.entries(JSON.parse(
-      document.getElementById("figures").textContent))) {
-    Plotly.newPlot(id, figure.data, figure.layout, {responsive: true, displayModeBar: false});
-  }
-});
-"""
 
 
 def build_page(
@@ -109,50 +55,42 @@ def build_page(
     if record.state.is_script and record.lines:
         # A program may tell of its steps without some of these numbers.
         figures = {name: each for name, each in figures.items() if _has_values(each)}
-    title = html.escape(record.job.recipe.name)
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{html.escape(_POLICY)}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{title}</title>",
-            f"<style>{_STYLE}</style></head><body>",
-            f"<h1>{title}</h1>",
-            f'<p class="about">{html.escape(record.job.recipe.description)}</p>',
-            _summary([*summary_rows(record), *folder_rows], record.state.exit_status),
-            _failures(record),
-            recoveries_card(record),
-            _account(record),
-            *(
-                _chart(name, heading, figures)
-                for name, heading in _CHARTS.items()
-                if name in figures
-            ),
-            _chart("sizes", "Size", figures) if "sizes" in figures else "",
-            _chart("timeline", _timeline_title(record), figures, _PHASES_TEXT),
-            _notes(notes),
-            f'<script type="application/json" id="figures">{_to_json(figures)}</script>',
-            '<script type="application/octet-stream" id="plotly">',
-            base64.b64encode(plotly_gzip).decode("ascii"),
-            "</script>",
-            f"<script>{_DRAW}</script>",
-            "</body></html>",
-            "",
-        ]
+    status = record.state.exit_status
+    return _template().render(
+        recipe=record.job.recipe,
+        rows=[*summary_rows(record), *folder_rows],
+        result="open" if status is None else "bad" if status else "good",
+        failures=record.failures,
+        titles=TITLES,
+        recoveries=[
+            (each.is_injected, list(zip(TITLES, recovery_cells(each, record.start), strict=True)))
+            for each in record.recoveries
+        ],
+        account=_account(record),
+        figures=figures,
+        shown_ranks=_shown_ranks(record),
+        notes=notes,
+        drawn=_to_json({name: each for name, each in figures.items() if each["data"]}),
+        plotly=base64.b64encode(plotly_gzip).decode("ascii"),
     )
+
+
+@cache
+def _template() -> jinja2.Template:
+    """Return the page's template, which escapes all that is filled in."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("page.html.j2")
 
 
 def _has_values(figure: Figure) -> bool:
     return any(value is not None for trace in figure["data"] for value in trace["y"])
-
-
-_CHARTS = {
-    "loss": "Loss",
-    "durations": "Step times",
-    "rates": "Learning rate",
-    "norms": "Gradient norm",
-}
 
 
 def summary_rows(record: RunRecord) -> list[tuple[str, str]]:
@@ -211,23 +149,19 @@ def _last_values(step: Step) -> list[tuple[str, str]]:
     return [(name, f"{value:.4g}") for name, value in values.items() if value is not None]
 
 
-def _account(record: RunRecord) -> str:
+def _account(record: RunRecord) -> list[tuple[str, str, str]]:
+    """Return parts of the time with a rank's seconds on average, and the share of all."""
     account = account_of(record)
     if account.total_s <= 0:
-        return ""
-    shares = [
-        (part, seconds / account.num_ranks, 100 * seconds / account.total_s)
+        return []
+    return [
+        (
+            part,
+            format_seconds(seconds / account.num_ranks),
+            f"{100 * seconds / account.total_s:.1f} %",
+        )
         for part, seconds in account.seconds.items()
     ]
-    rows = "".join(
-        f"<tr><th>{html.escape(part)}</th><td>{format_seconds(seconds)}</td>"
-        f"<td>{share:.1f} %</td></tr>"
-        for part, seconds, share in shares
-    )
-    return (
-        '<section class="card"><h2>Where the time went</h2>'
-        f'<p class="about">{html.escape(_ACCOUNT_TEXT)}</p><table>{rows}</table></section>'
-    )
 
 
 def _loss_rows(record: RunRecord) -> list[tuple[str, str]]:
@@ -242,46 +176,15 @@ def _loss_rows(record: RunRecord) -> list[tuple[str, str]]:
     ]
 
 
-def _summary(rows: Sequence[tuple[str, str]], status: int | None) -> str:
-    kind = "open" if status is None else "bad" if status else "good"
-    lines = []
-    for name, value in rows:
-        mark = f' class="{kind}"' if name == "result" else ""
-        lines.append(f"<tr><th>{html.escape(name)}</th><td{mark}>{html.escape(value)}</td></tr>")
-    return f'<section class="card"><table>{"".join(lines)}</table></section>'
-
-
-def _failures(record: RunRecord) -> str:
-    if not record.failures:
-        return ""
-    texts = "".join(f"<pre>{html.escape(text)}</pre>" for text in record.failures)
-    return f'<section class="card"><h2 class="bad">Failures, first to last</h2>{texts}</section>'
-
-
-def _chart(name: str, title: str, figures: dict[str, Figure], caption: str = "") -> str:
-    if figures[name]["data"]:
-        inner = f'<div id="{name}"></div><p class="about">{html.escape(caption)}</p>'
-    else:
-        inner = '<p class="empty">The run did not get that far.</p>'
-        del figures[name]
-    return f'<section class="card"><h2>{html.escape(title)}</h2>{inner}</section>'
-
-
-def _timeline_title(record: RunRecord) -> str:
+def _shown_ranks(record: RunRecord) -> str:
+    """Say how many ranks the time line shows, where these are not all."""
     num_ranks = len({span.rank for span in record.spans})
     if num_ranks > NUM_RANKS_MAX:
-        shown = f"{NUM_RANKS_MAX} of {num_ranks}, those that failed among them"
-        return f"What each rank did when ({shown})"
-    return "What each rank did when"
+        return f" ({NUM_RANKS_MAX} of {num_ranks}, those that failed among them)"
+    return ""
 
 
-def _notes(notes: Sequence[str]) -> str:
-    if not notes:
-        return ""
-    items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
-    return f'<section class="card"><h2>About the log</h2><ul>{items}</ul></section>'
-
-
-def _to_json(figures: dict[str, Figure]) -> str:
+def _to_json(figures: dict[str, Figure]) -> Markup:
     """Return JSON that cannot end the element it stands in."""
-    return json.dumps(figures, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
+    text = json.dumps(figures, ensure_ascii=True, allow_nan=False)
+    return Markup(text.replace("<", "\\u003c"))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import html
-
 from launcher.monitor.duration import format_seconds
 from launcher.monitor.recoveries import Recovery
-from launcher.report.record import RunRecord
 
-_TITLES = (
+TITLES = (
     "#",
     "generation",
     "at",
@@ -21,27 +18,7 @@ _TITLES = (
     "steps lost",
     "who",
 )
-# The columns that may be broken into several lines.
-_WORDS = {"what", "who"}
-_CAPTION = (
-    "A row for each generation that ended, with the seconds from the fault until it was detected, "
-    "until the last rank had stopped, until the ranks had a process group again, until the last "
-    "had its state, and until the first step was done."
-)
 _NOT_REACHED = "-"
-
-
-def recoveries_card(record: RunRecord) -> str:
-    """Return the table as a part of the page, nothing for a run without a fault."""
-    if not record.recoveries:
-        return ""
-    head = "".join(f"<th>{html.escape(title)}</th>" for title in _TITLES)
-    rows = "".join(_row(recovery, record.start) for recovery in record.recoveries)
-    return (
-        '<section class="card"><h2>Recoveries</h2><div class="scroll"><table class="recoveries">'
-        f"<tr>{head}</tr>{rows}</table></div>"
-        f'<p class="about">{html.escape(_CAPTION)}</p></section>'
-    )
 
 
 def recovery_cells(recovery: Recovery, start: float) -> tuple[str, ...]:
@@ -59,15 +36,6 @@ def recovery_cells(recovery: Recovery, start: float) -> tuple[str, ...]:
         str(recovery.steps_lost),
         _who(recovery),
     )
-
-
-def _row(recovery: Recovery, start: float) -> str:
-    label = '<span class="injected">injected</span> ' if recovery.is_injected else ""
-    cells = []
-    for title, text in zip(_TITLES, recovery_cells(recovery, start), strict=True):
-        kind = ' class="words"' if title in _WORDS else ""
-        cells.append(f"<td{kind}>{label if title == 'what' else ''}{html.escape(text)}</td>")
-    return f"<tr>{''.join(cells)}</tr>"
 
 
 def _what(recovery: Recovery) -> str:

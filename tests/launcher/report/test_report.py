@@ -230,7 +230,7 @@ def test_report_is_one_file_made_of_job_and_events_alone(tmp_path: Path) -> None
         pytest.param((), "none", id="none"),
         pytest.param(
             ("trainer.max_steps=40", "data.path=/a b/<c>"),
-            "trainer.max_steps=40 &#x27;data.path=/a b/&lt;c&gt;&#x27;",
+            "trainer.max_steps=40 &#39;data.path=/a b/&lt;c&gt;&#39;",
             id="some",
         ),
     ],
@@ -247,9 +247,7 @@ def test_report_says_how_the_run_was_begun_and_where_the_logs_are(
 
     page = write_report(tmp_path).read_text("utf-8")
 
-    words = (
-        f"launcher recipe=a/b &#x27;run.dir=a\nb&#x27; {'' if text == 'none' else text}".rstrip()
-    )
+    words = f"launcher recipe=a/b &#39;run.dir=a\nb&#39; {'' if text == 'none' else text}".rstrip()
     assert f"<tr><th>command line</th><td>{words}</td></tr>" in page
     assert f"<tr><th>overrides</th><td>{text}</td></tr>" in page
     assert f"<tr><th>logs</th><td>{tmp_path / 'logs'}</td></tr>" in page
