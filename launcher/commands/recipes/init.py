@@ -14,91 +14,7 @@ from launcher.errors import RecipeError
 from launcher.job.script.rules import find_entry_problem
 from launcher.paths import find_folders, shipped_folder
 
-_SLURM = """\
-# What every job on our cluster needs; choose it with cluster=ours. Each line of a # is a key that
-# may be set: `launcher show NAME cluster=ours` shows them all.
-defaults:
-  - slurm
-  - _self_
-
-# account: llm
-# partition: train
-# container: {image: /fsx/images/train.sqsh, mounts: ['/fsx:/fsx'], mount_home: false}
-# checkpoint_store_url: folder:/fsx/checkpoints
-"""
-_K8S = """\
-# What every job on our cluster needs; choose it with cluster=ours. Each line of a # is a key that
-# may be set: `launcher show NAME cluster=ours` shows them all.
-defaults:
-  - k8s
-  - _self_
-
-# namespace: research
-# queue: research
-# image: registry.example/training-recipes:0.1.0
-# volume_claims: [{claim_name: fsx, mount_path: /fsx}]
-# run_path: /fsx/runs
-# checkpoint_store_url: folder:/fsx/checkpoints
-"""
-_RECIPE = """\
-# @package _global_
-defaults:
-  - llama/llama3_tiny_pretrain    # another recipe, as a beginning: `launcher list` shows them
-  - _self_                        # then this file
-
-recipe:
-  name: ours/first
-  version: 1
-  schema: 1
-  description: A small model on this machine, to begin with
-
-trainer:
-  max_steps: 20
-"""
-_SCRIPT = """\
-# @package _global_
-# Runs a script as it is. Each line of a # is a key that may be set; `launcher show NAME` shows all.
-defaults:
-  - /trainer: script
-  - /instance: cpu                    # where it runs: the name of a file in conf/instance
-  - _self_
-
-recipe:
-  name: {name}
-  version: 1
-  schema: 1
-  description: {description}
-
-trainer:
-  num_nodes: 1
-  num_devices: 1                      # of a node; so many processes has it
-  entry: {entry}
-  folder: {folder}
-  # arguments: {{lr: 3e-4, epochs: 2}}  # the words --lr 3e-4 --epochs 2; or a list of words
-  # argument_style: --key=value       # or key=value
-  # boolean_style: value              # --key true, where a flag is --key alone
-  # python: /opt/venv/bin/python      # the interpreter on the nodes
-  # processes_per_node: 8             # where they are not as many as the devices
-  # environment: none                 # one process a node, which starts the others
-  # progress: transformers            # or a regular expression: 'step (?P<step>\\d+)'
-  # max_steps: 1000                   # for the display
-  # max_restarts: 3                   # starts again after faults
-  # hang_deadline_s: 1800             # without a step, or without output and work
-  # preload: [torch]                  # imported once for the processes of a node
-"""
-_HOOK = """\
-# Says which recipes are not what their versions are; `pre-commit install` has git run it.
-repos:
-  - repo: local
-    hooks:
-      - id: recipes
-        name: recipes are what their versions say
-        entry: launcher check
-        language: system
-        pass_filenames: false
-        files: ^(conf|recipes)/
-"""
-_PROFILES = {"slurm": _SLURM, "k8s": _K8S}
+_PROFILES = ("slurm", "k8s")
 _KIND = re.compile(r"^ *- (slurm|k8s|local)$", re.MULTILINE)
 
 
@@ -116,12 +32,12 @@ def print_init(arguments: Sequence[str], start: Path) -> int:
         raise RecipeError(f"init takes a kind of cluster, not {kind!r}; {nearest(kind, _PROFILES)}")
     _check_here(start)
     files = {
-        "conf/cluster/ours.yaml": _PROFILES[kind],
-        "recipes/ours/first.yaml": _RECIPE,
-        ".pre-commit-config.yaml": _HOOK,
+        "conf/cluster/ours.yaml": kind,
+        "recipes/ours/first.yaml": "recipe",
+        ".pre-commit-config.yaml": "pre-commit",
     }
-    for name, text in files.items():
-        _write(start, name, text)
+    for name, ours in files.items():
+        _write(start, name, _read(ours))
     sys.stdout.write("next: launcher check --update -m 'as it begins'\n")
     return 0
 
@@ -145,7 +61,7 @@ def _init_script(arguments: Sequence[str], start: Path) -> int:
     there = path.read_text("utf-8", "replace") if path.is_file() else quoted
     if quoted not in there and f"entry: {entry}" not in there:
         raise RecipeError(f"{where}: {path} is there, with another entry; rename it, or the script")
-    text = _SCRIPT.format(
+    text = _read("script").format(
         name=name,
         description=json.dumps(f"{script.name}, as it is"),
         entry=quoted,
@@ -154,6 +70,11 @@ def _init_script(arguments: Sequence[str], start: Path) -> int:
     _write(start, f"recipes/{name}.yaml", text)
     sys.stdout.write(f"next: launcher recipe={name} action=run\n")
     return 0
+
+
+def _read(name: str) -> str:
+    """Return the text of a file that we ship for `init`."""
+    return (shipped_folder() / "templates" / "init" / f"{name}.yaml").read_text("utf-8")
 
 
 def _as_name(text: str) -> str:
