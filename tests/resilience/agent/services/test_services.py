@@ -92,26 +92,14 @@ def test_daemon_that_was_stopped_ends_in_order(place: Place, tmp_path: Path, rem
 
 
 @pytest.mark.parametrize("is_required", [True, False])
-@pytest.mark.parametrize(
-    ("drain_s", "words"),
-    [
-        pytest.param(60.0, "did not end in time, and was killed", id="killed"),
-        pytest.param(0.1, "has ended, and the store lacks step 7", id="by-itself"),
-    ],
-)
 def test_what_the_store_has_not_got_in_time_is_told(
-    place: Place, tmp_path: Path, drain_s: float, words: str, is_required: bool
+    place: Place, tmp_path: Path, is_required: bool
 ) -> None:
     """The run's end is not held up for longer, and nobody takes those steps for safe."""
     store = make_store(tmp_path)
-    config = place.write(
-        store=store, drain_s=drain_s, deadline_s=max(drain_s, 1.0), is_required=is_required
-    )
+    config = place.write(store=store, drain_s=60.0, deadline_s=60.0, is_required=is_required)
     service = place.service(config=config)
-    if drain_s > 1.0:
-        service = replace(service, limits=replace(service.limits, end_s=0.5, remove_s=0.5))
-    else:
-        service = replace(service, arguments=(*service.arguments, f"--store-deadline-s={drain_s}"))
+    service = replace(service, limits=replace(service.limits, end_s=0.5, remove_s=0.5))
     services, told = start(place, service)
     assert told == ["ready"]
     break_store(store)
@@ -122,7 +110,7 @@ def test_what_the_store_has_not_got_in_time_is_told(
     assert services.end(removes=True) is not is_required
 
     where = f"stays in {place.arena}" if is_required else "is not there"
-    text = f"{words}; what it had not brought to the store {where}"
+    text = f"did not end in time, and was killed; what it had not brought to the store {where}"
     assert lost(place) == [{"event": "service_lost", "service": "memoryd", "text": text}]
     assert place.said[0].startswith("WARNING: memoryd cannot bring checkpoints to the store ")
     assert place.said[-1].startswith(f"WARNING: memoryd {text}; its last words, of ")
