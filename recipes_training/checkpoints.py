@@ -21,7 +21,7 @@ from recipes_training.group import WorkerGroup
 from recipes_training.plan import Placement
 from recipes_training.progress import Progress
 from resilience.events import EventLog
-from resilience.state.view import StateView, leaves_out
+from resilience.state.view import StateView, WrappedView
 
 if TYPE_CHECKING:  # a run without the feature imports nothing of it
     from resilience.settings import TieredSettings
@@ -148,23 +148,16 @@ class Checkpoints:
         """End what the checkpoints need: the run has succeeded."""
 
 
-class SameLineage:
+class SameLineage(WrappedView):
     """A view that takes over no rest of a run whose state does not fit the job.
 
     `lineage` is what has to be equal, by key.
     """
 
     def __init__(self, view: StateView, lineage: Mapping[str, Any]) -> None:
-        self.replica = view.replica
-        self.shard = view.shard
-        self.tensors = view.tensors
+        super().__init__(view)
         self.read_rest = view.read_rest
-        self._view = view
         self._lineage = lineage
-
-    def leaves_out(self, name: str) -> bool:
-        """Return whether the view leaves it out."""
-        return leaves_out(self._view, name)
 
     def check_rest(self, rest: Mapping[str, Any]) -> None:
         """Raise ValueError that names what differs, and TypeError for no state of a run."""

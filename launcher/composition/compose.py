@@ -13,7 +13,7 @@ from launcher.composition.choice import Choice, choose_recipe
 from launcher.composition.frozen import ROOT, File, Frozen
 from launcher.composition.hydra_errors import composing_error, refused_search_path
 from launcher.composition.layers import read_layers
-from launcher.composition.resolve import request_from_config
+from launcher.composition.resolve import Request, request_from_config
 from launcher.composition.search import Loaded, add_search_path
 from launcher.errors import RecipeError
 from launcher.job import Job
@@ -84,12 +84,19 @@ def fold_recipe(recipe: str, overrides: Sequence[str] = (), start: Path | None =
 
 def resolve(recipe: str, overrides: Sequence[str] = (), start: Path | None = None) -> Job:
     """Return the job of a recipe with overrides; raises RecipeError."""
+    return resolve_request(recipe, overrides, start).job
+
+
+def resolve_request(
+    recipe: str, overrides: Sequence[str] = (), start: Path | None = None
+) -> Request:
+    """Return the job with what is asked for beside it; raises RecipeError."""
     config, found_by = compose_recipe(recipe, overrides, start)
 
     def tell_origins(problems: Sequence[str]) -> list[str]:
         return add_origins(problems, fold_recipe(recipe, overrides, start))
 
-    return request_from_config(config, found_by=found_by, tell_origins=tell_origins).job
+    return request_from_config(config, found_by=found_by, tell_origins=tell_origins)
 
 
 def call_once(

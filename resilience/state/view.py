@@ -98,19 +98,26 @@ class HasRest(Protocol):
         """Take over what a state that has arrived brings with it."""
 
 
-class ViewWithRest:
-    """A view whose small rest carries that of its keeper as well."""
+class WrappedView:
+    """The tensors of another view; the rest is for classes that are made of this one."""
 
-    def __init__(self, view: StateView, keeper: HasRest) -> None:
+    def __init__(self, view: StateView) -> None:
         self.replica = view.replica
         self.shard = view.shard
         self.tensors = view.tensors
         self._view = view
-        self._keeper = keeper
 
     def leaves_out(self, name: str) -> bool:
         """Return whether the view leaves it out."""
         return leaves_out(self._view, name)
+
+
+class ViewWithRest(WrappedView):
+    """A view whose small rest carries that of its keeper as well."""
+
+    def __init__(self, view: StateView, keeper: HasRest) -> None:
+        super().__init__(view)
+        self._keeper = keeper
 
     def read_rest(self) -> Mapping[str, Any]:
         """Return both."""

@@ -7,7 +7,6 @@ says who had it last.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
@@ -19,7 +18,12 @@ from typing import Any
 
 from launcher.errors import OutsideError
 from launcher.holding import take_lock
-from resilience.agent.evidence.locks import LAUNCHER_LOCK, open_names, read_boot_id
+from resilience.agent.evidence.locks import (
+    LAUNCHER_LOCK,
+    is_file_locked,
+    open_names,
+    read_boot_id,
+)
 from resilience.plain_files import open_plain, parse_json
 
 
@@ -85,7 +89,7 @@ def read_lock(run_dir: Path) -> Holder | None:
     except FileNotFoundError:
         return None
     try:
-        is_held = _is_held(file)
+        is_held = is_file_locked(file)
         content = parse_json(os.pread(file, 1 << 12, 0))
         return Holder(
             pid=_to_pid(content["pid"]),
@@ -139,14 +143,4 @@ def has_lock_open(pid: int, run_dir: Path) -> bool:
     lock, names = run_dir / LAUNCHER_LOCK, open_names(Path(f"/proc/{pid}"))
     with suppress(OSError):
         return any(lock.samefile(each) for each in names if each.endswith(f"/{LAUNCHER_LOCK}"))
-    return False
-
-
-def _is_held(file: int) -> bool:
-    try:
-        # Shared: two that look at once do not take each other for the holder.
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    fcntl.flock(file, fcntl.LOCK_UN)
     return False

@@ -8,15 +8,14 @@ from pathlib import Path
 
 from launcher.commands.command_line import ordered_arguments
 from launcher.composition.choice import nearest
-from launcher.composition.compose import compose_recipe, fold_recipe
+from launcher.composition.compose import resolve_request
 from launcher.composition.instances import check_instance
-from launcher.composition.resolve import Request, request_from_config
+from launcher.composition.resolve import Request
 from launcher.errors import RecipeError
 from launcher.paths import find_folders
 from launcher.plan.devices import TABLE, known_instances, read_device
 from launcher.plan.plan import make_plan
 from launcher.plan.text import plan_json, plan_text, script_json, script_text
-from launcher.provenance.named import add_origins
 
 _OPTIONS = ("--explain", "--json")
 _RECIPE = "recipe="
@@ -58,11 +57,6 @@ def _read_request(arguments: Sequence[str], start: Path) -> Request:
         raise RecipeError("plan needs recipe=NAME; `list` shows them")
     recipe = named[0].removeprefix(_RECIPE)
     overrides = [each for each in ordered if each is not named[0]]
-    config, found_by = compose_recipe(recipe, overrides, start)
-
-    def tell_origins(problems: Sequence[str]) -> list[str]:
-        return add_origins(problems, fold_recipe(recipe, overrides, start))
-
-    request = request_from_config(config, found_by=found_by, tell_origins=tell_origins)
+    request = resolve_request(recipe, overrides, start)
     check_instance(request.job.instance, folders.conf)
     return request

@@ -53,13 +53,19 @@ def is_lock_held(path: Path) -> bool | None:
     with suppress(OSError), open(path, opener=open_plain) as file:
         if not _is_local(file.fileno()):
             return None
-        try:
-            # Shared: two that ask at once do not take each other for the holder.
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
+        return is_file_locked(file.fileno())
     return None
+
+
+def is_file_locked(file: int) -> bool:
+    """Return whether another holds the lock of an open file."""
+    try:
+        # Shared: two that ask at once do not take each other for the holder.
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return False
 
 
 def open_names(process: Path, *, locked: bool = False) -> list[str]:
