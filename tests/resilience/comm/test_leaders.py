@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
 
 import pytest
 import torch
@@ -111,10 +110,11 @@ def send_around(seat: Seat) -> list[float]:
         elif before == source:
             seat.group.recv([told], before, 7).wait()
     seat.meet("sent")
-    world.break_now()
-    with suppress(BrokenError, RuntimeError):
-        seat.group.send([told], after, 7).wait()
-        return [-1.0]
+    seat.break_when("over", world)
+    seat.tell("over")
+    with pytest.raises(RuntimeError) as raised:
+        seat.group.recv([torch.zeros(1)], before, 7).wait()
+    assert "timed out" not in str(raised.value).lower()
     return told.tolist()
 
 
