@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,7 +102,7 @@ class _EndOfStage(IndexError):  # noqa: N818  (as StopIteration, it is no error)
         self.num_batches = num_batches
 
 
-class CachedLoader:
+class CachedLoader(AbstractContextManager["CachedLoader"]):
     """The batches of one position and stage; made by `cached`. One thread; a context manager.
 
     A batch is made of views of mapped memory. No other process's writing changes them, and no other
@@ -293,9 +293,6 @@ class CachedLoader:
             self._lease.end(end_producer=end_producer)
         else:
             self._lease.close()
-
-    def __enter__(self) -> CachedLoader:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -16,7 +16,7 @@ import os
 import re
 import weakref
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -79,7 +79,7 @@ def remove_partial(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-class SegmentWriter:
+class SegmentWriter(AbstractContextManager["SegmentWriter"]):
     """A segment that is being written; made by `create`. One thread; a context manager."""
 
     def __init__(self, file: int, path: Path, header: Header, sealer: Sealer | None) -> None:
@@ -191,14 +191,11 @@ class SegmentWriter:
             raise _explain(error, self.path, self.num_bytes) from error
         return hasher.intdigest()
 
-    def __enter__(self) -> SegmentWriter:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
 
 
-class SegmentReader:
+class SegmentReader(AbstractContextManager["SegmentReader"]):
     """A segment that is read; made by `open`. One thread; a context manager."""
 
     def __init__(self, file: int, path: Path, fingerprint: bytes, sealer: Sealer | None) -> None:
@@ -356,9 +353,6 @@ class SegmentReader:
 
     def _damaged(self, number: int, reason: str) -> DamagedBatchError:
         return DamagedBatchError(f"batch {number} in {self.path.name} is damaged: {reason}")
-
-    def __enter__(self) -> SegmentReader:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,7 +48,7 @@ class StepOnOffer:
     """Those that can be read, by name."""
 
 
-class TieredClient:
+class TieredClient(AbstractContextManager["TieredClient"]):
     """Speaks to the daemon of this node. Thread-safe: calls take turns.
 
     Connects on the first call, and once more where the daemon was started again
@@ -272,9 +272,6 @@ class TieredClient:
             self._maps.clear()
         finally:
             self._lock.release()
-
-    def __enter__(self) -> TieredClient:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol
 
 from resilience.tiered.errors import TieredError
@@ -27,7 +27,7 @@ class Ask(Protocol):
         """Return the answer, within the time; raises LostError and what the daemon answers."""
 
 
-class Draft:
+class Draft(AbstractContextManager["Draft"]):
     """A shard that is being written. A context manager: left without a commit, it never was."""
 
     def __init__(self, ask: Ask, segment: int, memory: memoryview) -> None:
@@ -58,14 +58,11 @@ class Draft:
             with suppress(TieredError):
                 self._ask({"op": "abort", "segment": self.segment}, TIMEOUT_S)
 
-    def __enter__(self) -> Draft:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.abort()
 
 
-class Loan:
+class Loan(AbstractContextManager["Loan"]):
     """A shard that is being read. A context manager that releases it.
 
     Should the daemon end meanwhile, the memory may be used again: check what was copied.
@@ -100,9 +97,6 @@ class Loan:
             with suppress(TieredError):
                 request = {"op": "release", "segment": self.segment}
                 self._ask(request, TIMEOUT_S)
-
-    def __enter__(self) -> Loan:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.release()

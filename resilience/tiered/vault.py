@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -56,7 +56,7 @@ class Holding(NamedTuple):
     """Somebody reads it: its memory is not free before that is over."""
 
 
-class Writing:
+class Writing(AbstractContextManager["Writing"]):
     """A shard on its way into the vault; the caller fills `memory` and commits.
 
     A context manager: left without a commit, nothing was ever there. One thread.
@@ -102,14 +102,11 @@ class Writing:
             self._is_open = False
             self._vault.give_up(self, is_over)
 
-    def __enter__(self) -> Writing:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.abort()
 
 
-class Reading:
+class Reading(AbstractContextManager["Reading"]):
     """A held shard that stays where it is until this is closed, dropped or not. One thread."""
 
     def __init__(self, vault: Vault, held: _Held, meta: ShardMeta) -> None:
@@ -134,9 +131,6 @@ class Reading:
         if self._is_open:
             self._is_open = False
             self._vault.unpin(self.held)
-
-    def __enter__(self) -> Reading:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
@@ -215,10 +215,6 @@ class Board(Changes):
         self.settings = settings
         self.peers: Peers = peers or Peers()
         self.shelf = shelf
-        self.on_complete: Callable[[], None] = lambda: None
-        """Called, with no lock held, where `complete` says something else than before."""
-        self.is_passing: Callable[[ShardId], bool] = lambda shard_id: False
-        """Says whether this node holds a shard only until others keep it instead."""
         self._clock = clock
         self._lock = threading.Lock()
         self._histories: dict[str, _History] = {}
@@ -256,7 +252,7 @@ class Board(Changes):
         before = self.complete()
         views = [self._view(name, groups[name], living, seen_s) for name in sorted(groups)]
         if self.complete() != before:
-            self.on_complete()
+            self.peers.wake()
         return [each for each in views if with_http or not each.namespace.startswith(HTTP_PREFIX)]
 
     def is_empty(self) -> bool:
@@ -443,7 +439,7 @@ class Board(Changes):
     ) -> defaultdict[str, list[Copy]]:
         copies: defaultdict[str, list[Copy]] = defaultdict(list)
         for each in holdings:
-            is_passing = self.is_passing(each.meta.id)
+            is_passing = self.peers.is_passing(each.meta.id)
             copy = copy_in_memory(each, self.own.name, is_passing=is_passing)
             if by_segments:
                 copy = replace(copy, num_bytes=0 if each.is_pinned else each.segment_bytes)

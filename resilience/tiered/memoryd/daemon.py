@@ -71,7 +71,6 @@ def open_doors(options: MemorydOptions, vault: Vault, lease: Lease) -> tuple[Kee
         spaces, keeper.settle_others = http.spaces, http.spaces.settle_all
         doors.append(http)
     if peer_door:
-        board.on_complete, board.is_passing = peer_door.wake, peer_door.is_passing
         peer_door.connect_board(room.begin, board.complete, BoardNotes(board, spaces))
         doors.insert(2, peer_door)
     return keeper, doors

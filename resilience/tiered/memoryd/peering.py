@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from resilience.tiered.catalog import Copy, StepAt
 from resilience.tiered.errors import LostError
 from resilience.tiered.memoryd.http_steps import METADATA
+from resilience.tiered.memoryd.peer_directory import Directory
+from resilience.tiered.placement import Node
 from resilience.tiered.shard import ShardId, ShardMeta
 from resilience.tiered.vault import Holding
 
@@ -20,10 +22,15 @@ class Peers:
     is_alone = True
     """No other node ever comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Sequence[Node] = (), gone_s: float = 0.0) -> None:
         self.on_change: Callable[[], None] = lambda: None
         """Called when `copies` or `living` would answer something else, by any thread and with no
         lock held; it neither blocks nor raises. Set once, before the start."""
+        self._directory = Directory(
+            nodes,
+            gone_s=gone_s,
+            on_change=lambda: self.on_change(),  # noqa: PLW0108 - it is set later
+        )
 
     def copies(self) -> Sequence[Copy]:
         """Return what other living nodes have in memory, as they last said. Never blocks."""
@@ -31,7 +38,7 @@ class Peers:
 
     def living(self) -> Mapping[str, str]:
         """Return the failure domain of each other node that is there. Never blocks."""
-        return {}
+        return self._directory.living()
 
     def wait_known(self, timeout_s: float | None = None) -> bool:
         """Block until each node that may be there has said what it holds, or counts as gone.
@@ -41,14 +48,14 @@ class Peers:
         A daemon that has just begun knows of nobody yet; who asks it then would take an
         older step, or ask the store for what a peer has in memory.
         """
-        return True
+        return self._directory.wait_known(timeout_s)
 
     def unheard(self) -> Sequence[str]:
         """Return who never said what it holds since this daemon began. Never blocks.
 
         It may hold anything. Who was heard and is silent now is another matter.
         """
-        return ()
+        return self._directory.unheard()
 
     def nameless(self) -> Sequence[str]:
         """Return the addresses whose names do not resolve for NAMELESS_S. Never blocks."""
@@ -56,11 +63,15 @@ class Peers:
 
     def missing(self) -> Sequence[str]:
         """Return who is not there now, or has not said yet what it holds. Never blocks."""
-        return ()
+        return self._directory.missing()
 
     def complete(self) -> Mapping[str, frozenset[StepAt]]:
         """Return by namespace the steps that other nodes have seen complete. Never blocks."""
-        return {}
+        return self._directory.complete()
+
+    def is_passing(self, shard_id: ShardId) -> bool:
+        """Return whether this node holds a shard only until others keep it instead."""
+        return False
 
     def wake(self) -> None:
         """Let the others know soon what the notes say now. Never blocks."""

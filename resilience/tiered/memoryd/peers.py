@@ -17,12 +17,11 @@ from pathlib import Path
 
 from resilience.arguments import NAMELESS_S, is_loopback
 from resilience.runtime.tls import explain_tls
-from resilience.tiered.catalog import Copy, StepAt
+from resilience.tiered.catalog import Copy
 from resilience.tiered.errors import LostError, RefusedError, TieredError
 from resilience.tiered.frames import raise_error
 from resilience.tiered.memoryd.listener import Listener, listen_at
 from resilience.tiered.memoryd.notes import BoardNotes
-from resilience.tiered.memoryd.peer_directory import Directory
 from resilience.tiered.memoryd.peer_house import Begin, Complete, PeerHouse
 from resilience.tiered.memoryd.peer_link import Link
 from resilience.tiered.memoryd.peer_options import PEERS_MAX, PeerSettings
@@ -57,10 +56,7 @@ class PeerDoor(Peers):
             raise OSError(
                 f"{settings.listen[0]!r} can be reached from other machines, which needs a token"
             )
-        super().__init__()
-        self._directory = Directory(
-            settings.peers, gone_s=settings.gone_s, on_change=self._tell_change
-        )
+        super().__init__(settings.peers, settings.gone_s)
         self._house = PeerHouse(
             vault=vault,
             settings=settings,
@@ -156,29 +152,9 @@ class PeerDoor(Peers):
         before_s, found = time.monotonic() - NAMELESS_S, self._house.nameless.copy()
         return sorted(address for address, since_s in found.items() if since_s <= before_s)
 
-    def living(self) -> Mapping[str, str]:
-        """Return the failure domain of each other node that is there."""
-        return self._directory.living()
-
     def is_passing(self, shard_id: ShardId) -> bool:
         """Return whether this node holds a shard only until others keep it instead."""
         return self._house.is_passing(shard_id)
-
-    def wait_known(self, timeout_s: float | None = None) -> bool:
-        """Wait until the others have said what they hold; see `peering.Peers`."""
-        return self._directory.wait_known(timeout_s)
-
-    def unheard(self) -> Sequence[str]:
-        """Return who never said what it holds since this daemon began."""
-        return self._directory.unheard()
-
-    def missing(self) -> Sequence[str]:
-        """Return who is not there now, or has not said yet what it holds."""
-        return self._directory.missing()
-
-    def complete(self) -> Mapping[str, frozenset[StepAt]]:
-        """Return the steps that living nodes have seen complete, as they last said."""
-        return self._directory.complete()
 
     def fetch(self, copy: Copy, into: memoryview, on_piece: OnPiece) -> ShardMeta:
         """Fill `into` from the node that has the copy; see `peering.Peers`."""
@@ -277,9 +253,6 @@ class PeerDoor(Peers):
 
     def _serve(self, accepted: socket.socket) -> None:
         serve_peer(self._house, self._listener, accepted)
-
-    def _tell_change(self) -> None:
-        self.on_change()
 
     def _meet(self, node: Node) -> None:
         """Take a node for a peer that was started after this one, and connect to it, too."""

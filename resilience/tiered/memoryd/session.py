@@ -7,7 +7,7 @@ import os
 import select
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +69,7 @@ class House:
     """What is new of the store, where there is one."""
 
 
-class ClientProcess:
+class ClientProcess(AbstractContextManager["ClientProcess"]):
     """The process at the other end of a connection."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -113,9 +113,6 @@ class ClientProcess:
                 poll.register(self._file, select.POLLIN)
                 self._is_over = bool(poll.poll(_END_TIMEOUT_S * 1000))
         return self._is_over
-
-    def __enter__(self) -> ClientProcess:
-        return self
 
     def __exit__(self, *error: object) -> None:
         if self._file is not None:

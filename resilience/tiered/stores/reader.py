@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from resilience.tiered.client import StepOnOffer
 from resilience.tiered.errors import TierError
@@ -17,7 +18,7 @@ from resilience.tiered.stores.entries import EntryReader
 from resilience.tiered.stores.store import Store
 
 
-class StoredShard:
+class StoredShard(AbstractContextManager["StoredShard"]):
     """A shard that was read. A context manager, as what a daemon lends is."""
 
     def __init__(
@@ -33,9 +34,6 @@ class StoredShard:
         """Say that the bytes do not fit their checksums: there is no other copy to read next."""
         self._on_bad()
         return False
-
-    def __enter__(self) -> StoredShard:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.memory.release()

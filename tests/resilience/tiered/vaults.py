@@ -41,6 +41,7 @@ class Neighbours(Peers):
     held: tuple[ShardMeta, ...] = ()
 
     def __init__(self, **living: str) -> None:
+        super().__init__()
         self._living = living
 
     def living(self) -> dict[str, str]:

@@ -146,7 +146,6 @@ def test_a_damaged_copy_is_sent_again_once(boards: dict[str, Board]) -> None:
 @pytest.mark.parametrize(
     "notes",
     [
-        pytest.param({"bad": None}, id="no-bad"),
         pytest.param({"sendings": [["run"]]}, id="row"),
         pytest.param({"runs": {"../x": [None, RUNS]}}, id="namespace"),
         pytest.param({"runs": {"x": [1, RUNS]}}, id="job"),

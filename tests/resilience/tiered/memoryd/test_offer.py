@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -177,7 +177,7 @@ class Fakes(Peers):
     """Other nodes, each with a shard of one id and perhaps a wrong byte, or gone."""
 
     def __init__(self, shard: Shard, nodes: Mapping[str, str], bad: Sequence[str] = ()) -> None:
-        self.on_change: Callable[[], None] = lambda: None
+        super().__init__()
         self.asked: list[str] = []
         self.is_known = threading.Event()
         self.lost: set[str] = set()
