@@ -50,7 +50,7 @@ class AgentStore(Store):
         """
         self._is_broken = False
         self._problem = ""
-        """Of a call that waits for no reply."""
+        """Of a call that waits for no reply; the next call fails with the problem."""
         _kept.append(self)
 
     def take(self, reply: StoreReply) -> None:
@@ -183,8 +183,9 @@ class AgentStore(Store):
             )
         if self._is_broken:
             raise BrokenError("the generation has ended")
-        if self._problem:
-            raise DistStoreError(self._problem)
+        if problem := self._problem:
+            self._problem = ""
+            raise DistStoreError(problem)
 
 
 def _encode(value: bytes | str) -> str:

@@ -117,8 +117,9 @@ class Worker:
             return None
         try:
             return self.reader.feed(data) if data else None
-        except ValueError:
+        except ValueError as error:
             # Nothing that it says can be believed any more.
+            self.last_words = f"its agent cannot read its message: {error}"[:_WORDS_MAX]
             self.signal(signal.SIGKILL)
             return None
 

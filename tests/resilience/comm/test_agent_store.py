@@ -167,7 +167,7 @@ def test_a_set_of_many_that_cannot_be_is_refused_at_once(
     assert not store.check(["a"])
 
 
-def test_a_set_that_found_no_room_fails_the_next_call() -> None:
+def test_a_set_that_found_no_room_fails_the_next_call_and_no_later_one() -> None:
     sent: list[Any] = []
     store = AgentStore(3, sent.append)
     store.set("a", "1")
@@ -180,6 +180,8 @@ def test_a_set_that_found_no_room_fails_the_next_call() -> None:
 
     with pytest.raises(dist.DistStoreError, match="no room"):
         store.get("a")
+    store.set("a", "3")
+    assert len(sent) == 3
 
 
 def test_a_forked_process_does_not_touch_the_link(store: AgentStore) -> None:

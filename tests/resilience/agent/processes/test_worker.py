@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Iterator
 
@@ -46,6 +47,18 @@ def test_last_words_are_the_last_line_with_words(worker: Worker) -> None:
     assert worker.last_words == "Signal 9 (SIGKILL) received"
     worker.note_errors([b"Traceback (most recent call last):", b"  x()", b"E: CUDA", b"Compile"])
     assert worker.last_words == "E: CUDA"
+
+
+def test_a_worker_is_killed_for_a_message_that_cannot_be_read_and_its_end_says_so() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker = Worker(number=0, slot=0, socket=ours, outputs={})
+        theirs.sendall(b"hello\n")
+        assert worker.read() is None
+    worker.status = -signal.SIGKILL
+
+    why = "its agent cannot read its message: no message: b'hello'"
+    assert worker.describe_end(" in step 3") == f"was killed by SIGKILL in step 3: {why}"
 
 
 def test_threads_of_a_worker_may_all_ask_for_a_large_value(worker: Worker) -> None:

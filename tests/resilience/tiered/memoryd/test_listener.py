@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.runtime.door import AGENTS, DAEMONS, NAME_BYTES, NONCE_BYTES, Door, DoorError
+from resilience.runtime.door import DAEMONS
 from resilience.runtime.server import Credentials, Passage
 from resilience.runtime.tls import derive_tls
 from resilience.tiered.memoryd.listener import Listener, listen_at
@@ -49,16 +49,6 @@ def test_a_stranger_at_a_peers_address_hears_no_token(pair: Cluster) -> None:
 
     assert len(heard) == len(make_door().opening)
     assert TOKEN.encode() not in heard
-
-
-def test_proof_for_an_agent_opens_no_daemon(pair: Cluster) -> None:
-    pair.start("a")
-    name, nonce = secrets.token_bytes(NAME_BYTES), secrets.token_bytes(NONCE_BYTES)
-    for door in (Door(AGENTS, TOKEN, name=name, nonce=nonce, connects=True), make_door("another")):
-        with knock(pair.ports["a"]) as connection, pytest.raises((ConnectionError, DoorError)):
-            Passage(connection, door).go_through(LIMIT_S)
-
-    connect(pair.ports["a"], TOKEN).close()
 
 
 def test_two_daemons_find_each_other_through_a_flood(pair: Cluster) -> None:
