@@ -30,8 +30,9 @@ from resilience.runtime.door import (
 from resilience.runtime.tls import NOT_YET, Tls, shake_hands
 
 BACKLOG = 1024
-_ACCEPTS_MAX = 32
-"""So many connections are accepted before those that have passed are read again."""
+_ACCEPTS_MAX = 256
+"""So many connections are accepted at one look, before those that have passed are read again. A
+process that seldom looks, on a busy machine, still empties its port under a flood."""
 _CALM_MAX = 8
 """Beyond so many connections that have not passed, the port is looked at from time to time only."""
 _REST_S = 0.01
