@@ -1,16 +1,18 @@
 """Cost of TLS: a shard's way to another node's memory and back, and a step of two nodes.
 
-    python -m benchmarks.tls [-n 7] [--mib 512] [--steps 200] [--parts shards,steps]
+    python -m benchmarks.tls [-n 3] [--mib 512] [--steps 100] [--parts shards,steps]
 
 A shard is saved with one of three daemons on this machine, and timed until a second one has all of
 it; then the third one, which has none, reads it. Steps are those of llama3_tiny_checkpointless on
 two nodes of one worker, whose agents and daemons have TLS or not; gloo, which carries gradients,
-never has. With and without take turns. Medians with extremes.
+never has. With and without take turns; each value is printed as it comes, then medians with
+extremes. The defaults take 3 minutes at most on an idle machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import subprocess
@@ -39,9 +41,9 @@ _KINDS = {"plain": False, "tls": True}
 def parse_arguments() -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("-n", type=int, default=7, help="shards and runs of each kind")
+    parser.add_argument("-n", type=int, default=3, help="shards and runs of each kind")
     parser.add_argument("--mib", type=int, default=512, help="size of a shard")
-    parser.add_argument("--steps", type=int, default=200, help="of a run")
+    parser.add_argument("--steps", type=int, default=100, help="of a run")
     parser.add_argument("--parts", default="shards,steps")
     machine.add_arguments(parser)
     return parser.parse_args()
@@ -99,11 +101,17 @@ def time_steps(folder: Path, num_steps: int, *, tls: bool) -> Iterator[float]:
             yield seconds
 
 
-def show(name: str, values: list[float], unit: str) -> None:
-    """Print a median with extremes."""
-    low, high = min(values), max(values)
-    print(f"{name}: {statistics.median(values):.4g} ({low:.4g} to {high:.4g}) {unit}, "
-          f"n {len(values)}", flush=True)  # fmt: skip
+def measure(part: str, folder: Path, given: argparse.Namespace, kind: str) -> dict[str, float]:
+    """Return one value of each of a part's rows, by its name."""
+    if part == "steps":
+        steps = time_steps(folder, given.steps, tls=_KINDS[kind])
+        return {f"step in ms, {kind}": 1000 * statistics.median(steps)}
+    to_s, from_s = time_shard(folder, given.mib, tls=_KINDS[kind])
+    gib = given.mib / 1024
+    return {
+        f"to a peer in GiB/s, {kind}": gib / to_s,
+        f"from a peer in GiB/s, {kind}": gib / from_s,
+    }
 
 
 def main() -> None:
@@ -111,19 +119,14 @@ def main() -> None:
     arguments = parse_arguments()
     machine.check_load(arguments)
     found: dict[str, list[float]] = defaultdict(list)
-    for part in arguments.parts.split(","):
-        for _ in range(arguments.n):
-            for kind, tls in _KINDS.items():
-                with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-                    if part == "shards":
-                        to_s, from_s = time_shard(Path(folder), arguments.mib, tls=tls)
-                        found[f"to a peer, {kind}"].append(arguments.mib / 1024 / to_s)
-                        found[f"from a peer, {kind}"].append(arguments.mib / 1024 / from_s)
-                    else:
-                        steps = time_steps(Path(folder), arguments.steps, tls=tls)
-                        found[f"step, {kind}"].append(1000 * statistics.median(steps))
+    for part, _, kind in itertools.product(arguments.parts.split(","), range(arguments.n), _KINDS):
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+            for name, value in measure(part, Path(folder), arguments, kind).items():
+                found[name].append(value)
+                print(f"  {name}: {value:.4g}", flush=True)
     for name, values in found.items():
-        show(name, values, "ms" if name.startswith("step") else "GiB/s")
+        low, high = min(values), max(values)
+        print(f"{name}: {statistics.median(values):.4g} ({low:.4g} to {high:.4g}), n {len(values)}")
 
 
 if __name__ == "__main__":
