@@ -84,12 +84,8 @@ FOREIGN_TARGETS = {
     "recipes_training/torch/rebind.py": (
         "FSDP2 has no call that takes another group",
         (
-            "comm.all_gather_state comm.reduce_scatter_state context.iter_forward_root "
-            "context.post_backward_final_callback_queued "
-            "group.all_reduce_grads info.replicate_mesh_rank info.replicate_process_group "
-            "info.shard_process_group "
-            "param._unsharded_param.grad param.sharded_param.grad "
-            "param.unsharded_accumulated_grad"
+            "info.replicate_mesh_rank info.replicate_process_group info.shard_process_group "
+            "param.sharded_param.grad"
         ),
     ),
     "recipes_training/torch/trainer.py": (
@@ -99,6 +95,18 @@ FOREIGN_TARGETS = {
     "recipes_training/trainer.py": (
         "torch's optimizers take options this way",
         "optimizer.param_groups",
+    ),
+    "resilience/protection/fsdp_step.py": (
+        "FSDP2 has no call that forgets a step",
+        (
+            "comm.all_gather_state comm.reduce_scatter_state context.iter_forward_root "
+            "context.post_backward_final_callback_queued group.all_reduce_grads "
+            "param._unsharded_param.grad param.unsharded_accumulated_grad"
+        ),
+    ),
+    "resilience/protection/models.py": (
+        "DDP has no call that lets its reducer go",
+        "ddp.logger ddp.reducer",
     ),
 }
 """By file, the attributes of others that it assigns to: why, and which."""

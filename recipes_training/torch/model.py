@@ -113,7 +113,7 @@ def spread_core(
 
         reducer = GradientReducer(core, on_sum=sums.append)
     elif is_restartable and group.device.type == "cpu":
-        from recipes_training.torch.reduce_scatter import end_waits
+        from resilience.protection.fsdp_step import end_waits
 
         end_waits(core, sums.append)
     if not is_restartable:

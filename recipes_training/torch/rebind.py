@@ -10,20 +10,18 @@ step at every layer and compare bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from recipes_training.torch.model import SpreadModel
 from resilience.comm.world import drop_groups, open_axes
+from resilience.protection.fsdp_step import leave_step, param_groups
 
 
 def take_groups(model: SpreadModel) -> None:
@@ -36,7 +34,7 @@ def take_groups(model: SpreadModel) -> None:
         model.reducer.take_group()
         return
     assert isinstance(model.run, FSDPModule)
-    _leave_step(model.run)
+    leave_step(model.run)
     _swap_groups(model.run)
 
 
@@ -46,60 +44,10 @@ def clear_step(model: SpreadModel) -> None:
         model.reducer.clear()
         return
     if isinstance(model.run, FSDPModule):
-        _leave_step(model.run)
-    for group in _param_groups(model.run):
+        leave_step(model.run)
+    for group in param_groups(model.run):
         for param in group.fsdp_params:
             param.sharded_param.grad = None
-
-
-def _leave_step(run: FSDPModule) -> None:
-    """Undo what FSDP2 has begun, but for gradients that are reduced and sharded."""
-    assert isinstance(run, nn.Module)
-    for group in _param_groups(run):
-        # Else the reset waits for an exchange that has failed.
-        group._all_gather_result = None
-    state = run._get_fsdp_state()
-    if state._is_root is not None:
-        _reset(state)
-    for group in _param_groups(run):
-        group.all_reduce_grads = True
-        for param in group.fsdp_params:
-            param.unsharded_accumulated_grad = None
-            if hasattr(param, "_unsharded_param"):
-                param._unsharded_param.grad = None
-            param.to_sharded()
-
-
-def _reset(state: Any) -> None:
-    """Have the root forget the step that it was in."""
-    if hasattr(state, "_reset_iter_state"):
-        # The public call imports a compiler, which takes seconds in the midst of a recovery.
-        state._reset_iter_state()
-        return
-    comm, context = state._comm_ctx, state._state_ctx
-    groups = [each._fsdp_param_group for each in context.all_states if each._fsdp_param_group]
-    begun = [comm.all_gather_state, comm.reduce_scatter_state]
-    begun += [each._all_reduce_state for each in groups]
-    events = [each.event for each in begun if each is not None]
-    events += [each._post_reduce_event for each in groups]
-    events += [each._reshard_after_forward_event for each in groups]
-    for event in events:
-        if event is not None:
-            # Kernels that were queued write to memory that is about to be used again.
-            state._device_handle.current_stream().wait_event(event)
-    comm.all_gather_state = comm.reduce_scatter_state = None
-    comm.post_forward_order.clear()
-    for each in context.all_states:
-        each._modules_to_run_forward.clear()
-        each._training_state = TrainingState.IDLE
-    for group in groups:
-        group._all_reduce_state = group._post_reduce_event = None
-        group._reshard_after_forward_event = group._partial_reduce_output = None
-        group._post_forward_indices.clear()
-        group._training_state = TrainingState.IDLE
-        group._to_sharded()
-    context.iter_forward_root = None
-    context.post_backward_final_callback_queued = False
 
 
 def _swap_groups(run: FSDPModule) -> None:
@@ -107,21 +55,21 @@ def _swap_groups(run: FSDPModule) -> None:
 
     A copy keeps its ranks; how many copies there are follows from the world.
     """
-    param_groups = list(_param_groups(run))
-    known = param_groups[0].mesh_info.mesh
+    groups = list(param_groups(run))
+    known = groups[0].mesh_info.mesh
     names = known.mesh_dim_names
     assert names
     num_shards = known.size(names.index("shard"))
     sizes = (dist.get_world_size() // num_shards, num_shards)[-len(names) :]
     ranks = torch.arange(dist.get_world_size()).view(sizes)
     mesh = DeviceMesh.from_group(open_axes(sizes), known.device_type, ranks, mesh_dim_names=names)
-    for each in _meshes(param_groups):
+    for each in _meshes(groups):
         own = each.mesh_dim_names
         fresh = mesh if own in (names, None) else mesh[own]
         # Tensors and specs hold the object itself.
         vars(each).clear()
         vars(each).update(vars(fresh))
-    infos = chain.from_iterable((x.mesh_info, x.post_forward_mesh_info) for x in param_groups)
+    infos = chain.from_iterable((x.mesh_info, x.post_forward_mesh_info) for x in groups)
     before: list[ProcessGroup | None] = []
     for info in infos:
         if info is None:
@@ -146,16 +94,3 @@ def _meshes(param_groups: list[Any]) -> list[DeviceMesh]:
             for mesh in (param.mesh_info.mesh, param._spmd_mesh, *own, spec.mesh):
                 found[id(mesh)] = mesh
     return list(found.values())
-
-
-def _param_groups(run: nn.Module | FSDPModule) -> Iterator[Any]:
-    assert isinstance(run, nn.Module)
-    for module in run.modules():
-        if isinstance(module, FSDPModule):
-            state: Any = module._get_fsdp_state()
-            if hasattr(
-                state, "_fsdp_param_groups"
-            ):  # since torch 2.12 or 2.13; before, one group a module
-                yield from state._fsdp_param_groups
-            elif state._fsdp_param_group is not None:
-                yield state._fsdp_param_group

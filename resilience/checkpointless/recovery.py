@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.distributed.distributed_c10d import Store
 
 from resilience.checkpointless.plan import Fallback, RecoveryPlan, plan_recovery
 from resilience.checkpointless.resize import plan_resize
@@ -31,7 +32,7 @@ from resilience.state.move import run_transfers
 from resilience.state.report import Phase, Report
 from resilience.state.shared import SharedState
 from resilience.state.transfer_buffer import TransferBuffer
-from resilience.state.view import StateView, ViewWithRest
+from resilience.state.view import Growing, StateView, ViewWithRest
 
 _DEFERRED = (signal.SIGINT, signal.SIGTERM)
 
@@ -65,6 +66,10 @@ class Members(Opening, Protocol):
     @property
     def is_passing(self) -> bool:
         """Return whether the ranks leave the generation as soon as all have one state."""
+
+    @property
+    def store(self) -> Store:
+        """Return the generation's own store."""
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
@@ -242,6 +247,17 @@ class Recovery:
             members.group.allreduce([torch.zeros(1)]).wait()
         return resumed
 
+    def roll_forward(self, members: Members) -> AbstractContextManager[None] | None:
+        """Return what the rest of this rank's update runs in; None where its step is repeated.
+
+        For a caller whose update is not `apply`; `resume` is called after the block.
+        """
+        plan = _plan(members)
+        if not isinstance(plan, RecoveryPlan) or members.rank not in plan.roll_forward:
+            return None
+        self._check_digest(self.mark.step)
+        return self._update(self.mark.step)
+
     def _start(
         self, fallback: Fallback, start: Callable[[Fallback], int], local_rank: int
     ) -> Resumed:
@@ -281,6 +297,7 @@ class Recovery:
         role, source, num_bytes = "kept", None, 0
         if rank in plan.roll_forward:
             role = "rolled_forward"
+        if rank in plan.roll_forward and self.mark.step < plan.step:
             # What was changed while this rank waited would be updated, and noted as right.
             self._check_digest(self.mark.step)
             with self._update(self.mark.step):
@@ -312,6 +329,8 @@ class Recovery:
         def show_progress(number: int) -> None:
             members.mark(Activity.RECOVERY, plan.step)
 
+        if isinstance(view, Growing):
+            _grow(plan, members, view)
         if any(each.target == members.rank for each in plan.transfers):
             # Its source may have others to serve first.
             members.mark(Activity.WAITING, plan.step)
@@ -431,6 +450,16 @@ class Recovery:
                 f"the state of step {step} has the digest {found}, and had {noted} when its "
                 "last update ended; something has changed it since"
             )
+
+
+def _grow(plan: RecoveryPlan, members: Members, view: Growing) -> None:
+    """Have the targets make the tensors that their sources have made while they trained."""
+    for each in plan.transfers:
+        key = f"tensors/{each.target}"
+        if each.source == members.rank:
+            members.store.set(key, view.describe())
+        elif each.target == members.rank:
+            view.grow(members.store.get(key).decode())
 
 
 def _plan(opening: Opening) -> RecoveryPlan | Fallback:

@@ -82,17 +82,26 @@ class GradientReducer:
 
         Ends when the averages are in the parameters' `grad`.
         """
-        self._is_reducing = is_last
-        self._num_sent = 0
-        self._arrived.clear()
-        for bucket in self._buckets:
-            bucket.num_missing = len(bucket.parameters)
+        self.expect(is_last=is_last)
         try:
             yield
             if is_last:
                 self._finish()
         finally:
             self._is_reducing = False
+
+    def expect(self, *, is_last: bool) -> None:
+        """Expect a backward pass, whose gradients are reduced if it is the last of a step."""
+        self._is_reducing = is_last
+        self._num_sent = 0
+        self._arrived.clear()
+        for bucket in self._buckets:
+            bucket.num_missing = len(bucket.parameters)
+
+    @property
+    def num_missing(self) -> int:
+        """Return how many parameters have no gradient yet in the pass that is reduced."""
+        return sum(each.num_missing for each in self._buckets)
 
     def _note(self, bucket: _Bucket, parameter: Tensor) -> None:
         """Count a gradient that is complete, and send the buckets that are whole with it."""

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from resilience.comm.messages import (
     CLOSED_CONNECTION,
@@ -140,65 +140,88 @@ def reexecutable(
     """
 
     def run() -> T:
-        handles = read_handles(os.environ)
-        if handles is None:
-            raise ResilienceError(
-                "no agent has started this process; start it with "
-                "python -m resilience.agent --nproc-per-node N -- python ..."
-            )
-        page = Page(handles.page_file, handles.num_slots)
-        return _Loop(
-            block=block,
-            report=report,
-            hooks=hooks or Hooks(),
-            options=options or BlockOptions(),
-            enter=enter,
-            save=save,
-            link=open_link(handles, page),
-            page=page,
-            handles=handles,
-        ).run()
+        session = open_session(report, hooks=hooks, options=options, enter=enter, save=save)
+        opening = session.begin()
+        while True:
+            generation, opening = session.make(opening or session.wait_open()), None
+            if not session.recovers:
+                session.enter(generation)
+                return block(generation)
+            try:
+                session.enter(generation)
+                result = block(generation)
+            except BaseException as error:
+                if session.ends_run(error, generation) and session.finish(generation, error):
+                    raise
+                session.stop(generation, error)
+                continue
+            if session.finish(generation, None):
+                return result
+            session.stop(generation, BrokenError("another rank failed after this one had finished"))
 
     return run
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Loop(Generic[T]):
-    """One process's way through the generations."""
+def open_session(
+    report: Reporter,
+    *,
+    hooks: Hooks | None = None,
+    options: BlockOptions | None = None,
+    enter: Callable[[Generation], None] | None = None,
+    save: SaveAlone | None = None,
+) -> WorkerSession:
+    """Return this process's session with its agent; the arguments are those of `reexecutable`.
 
-    block: Callable[[Generation], T]
+    Raises ResilienceError in a process that no agent has started.
+    """
+    handles = read_handles(os.environ)
+    if handles is None:
+        raise ResilienceError(
+            "no agent has started this process; start it with "
+            "python -m resilience.agent --nproc-per-node N -- python ..."
+        )
+    page = Page(handles.page_file, handles.num_slots)
+    return WorkerSession(
+        report=report,
+        hooks=hooks or Hooks(),
+        options=options or BlockOptions(),
+        on_enter=enter,
+        save=save,
+        link=open_link(handles, page),
+        page=page,
+        handles=handles,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSession:
+    """One process's way through the generations; called from the training thread alone.
+
+    The order of its calls: `begin`; then for each generation `make`, `enter`, and either `finish`
+    or `stop`, behind which the next one is waited for with `wait_open`.
+    """
+
     report: Reporter
     hooks: Hooks
     options: BlockOptions
-    enter: Callable[[Generation], None] | None
+    on_enter: Callable[[Generation], None] | None
     save: SaveAlone | None
     link: AgentLink
     page: Page
     handles: WorkerHandles
 
-    def run(self) -> T:
-        """Return what the block returned in the last generation."""
-        opening = take_opening()
-        recovers = self.handles.recovers
-        self.link.send(Ready(pid=os.getpid(), has_block=recovers))
-        while True:
-            opening = opening or self._wait_open()
-            os.environ.update(rank_variables(opening))
-            generation, opening = self._make(opening), None
-            if not recovers:
-                return self._run_once(generation)
-            try:
-                result = self._run_once(generation)
-            except BaseException as error:
-                if self._ends_run(error, generation) and self._finish(generation, error):
-                    raise
-                self._stop(generation, error)
-                continue
-            if self._finish(generation, None):
-                return result
-            self._stop(generation, BrokenError("another rank failed after this one had finished"))
+    @property
+    def recovers(self) -> bool:
+        """Return whether the run continues in this process after a fault."""
+        return self.handles.recovers
 
-    def _wait_open(self) -> Open:
+    def begin(self) -> Open | None:
+        """Tell the agent that this process can train; returns the generation it was started in."""
+        opening = take_opening()
+        self.link.send(Ready(pid=os.getpid(), has_block=self.recovers))
+        return opening
+
+    def wait_open(self) -> Open:
         """Wait for the next generation; the end of the run may come first."""
         while True:
             message = self.link.wait()
@@ -225,7 +248,9 @@ class _Loop(Generic[T]):
             )
             self.link.send(told)
 
-    def _make(self, opening: Open) -> Generation:
+    def make(self, opening: Open) -> Generation:
+        """Return the generation of an opening; its members have not met yet."""
+        os.environ.update(rank_variables(opening))
         return Generation(
             opening,
             node=self.handles.node,
@@ -237,9 +262,10 @@ class _Loop(Generic[T]):
             is_asked=self.link.is_asked_to_leave,
         )
 
-    def _run_once(self, generation: Generation) -> T:
-        if self.enter is not None:
-            self.enter(generation)
+    def enter(self, generation: Generation) -> None:
+        """Meet the other members; raises GroupOpenError after the deadline."""
+        if self.on_enter is not None:
+            self.on_enter(generation)
         self.page.mark(self.handles.slot, 0, Activity.NOWHERE)
         self.link.on_break(generation.take_break)
         if self.hooks.before_restart is not None:
@@ -247,16 +273,15 @@ class _Loop(Generic[T]):
         generation.open(
             timeout=self.options.group_deadline, collective_timeout=self.options.collective_deadline
         )
-        return self.block(generation)
 
-    def _ends_run(self, error: BaseException, generation: Generation) -> bool:
+    def ends_run(self, error: BaseException, generation: Generation) -> bool:
         """Return whether the error would come again, or is an orderly end."""
         if generation.broken is not None:
             return False
         ends = (SystemExit, KeyboardInterrupt, StateLostError)
         return isinstance(error, (*ends, *self.options.fatal))
 
-    def _finish(self, generation: Generation, error: BaseException | None) -> bool:
+    def finish(self, generation: Generation, error: BaseException | None) -> bool:
         """Report that this rank has finished; False where another rank needs it once more."""
         self.page.mark(self.handles.slot, 0, Activity.NOWHERE)
         status, text = 0, ""
@@ -280,7 +305,7 @@ class _Loop(Generic[T]):
             if isinstance(message, Break) and message.generation == number and not text:
                 return False
 
-    def _stop(self, generation: Generation, error: BaseException) -> None:
+    def stop(self, generation: Generation, error: BaseException) -> None:
         """Leave the generation and report; the training thread is stopped from here on."""
         if generation.broken is None:
             self.link.send(

@@ -16,6 +16,7 @@ from resilience.comm.messages import Break, Open
 from resilience.comm.page import Activity, Page
 from resilience.comm.world import World
 from resilience.errors import BrokenError
+from resilience.inprocess.lasting import end_set_up
 
 
 class Generation:
@@ -63,6 +64,7 @@ class Generation:
     def open(self, *, timeout: timedelta, collective_timeout: timedelta) -> None:
         """Meet the other members; raises GroupOpenError after `timeout`."""
         self.check()
+        end_set_up()
         self.group: ProcessGroup = self._world.open(
             store=self._open_store(self.number),
             rank=self.rank,

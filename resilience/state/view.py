@@ -58,6 +58,17 @@ class Movable(Protocol):
 
 
 @runtime_checkable
+class Growing(Protocol):
+    """What a view offers beside, if training makes tensors that a new process does not have."""
+
+    def describe(self) -> str:
+        """Return which of these tensors there are."""
+
+    def grow(self, description: str) -> None:
+        """Make the tensors that another rank's `describe` names; those beside them go."""
+
+
+@runtime_checkable
 class Distributed(Protocol):
     """What a view offers beside, if torch.distributed.checkpoint can save its tensors."""
 

@@ -37,6 +37,7 @@ from resilience.comm.page import Page
 from resilience.inprocess.env_rendezvous import serve_env
 from resilience.inprocess.handles import AGENT_FD, AGENT_PID, EVENTS_FD, read_handles
 from resilience.inprocess.plain import await_rank
+from resilience.inprocess.set_up import serve_groups
 from resilience.inprocess.variables import LINEAR_ALGEBRA_THREADS, node_variables, rank_variables
 
 _PR_SET_PDEATHSIG = 1
@@ -186,6 +187,7 @@ def _become_worker(request: dict[str, Any], files: Sequence[int], begin: int) ->
             _await_rank(node_variables if is_alone else rank_variables)
             if not is_alone:
                 serve_env()
+                serve_groups()
         if script:
             become_program(request["command"], script, (files[0], files[3]))
         run_program(request["command"])

@@ -27,7 +27,7 @@ from tests.launcher.local_world import (
     status_of,
     tell,
 )
-from tests.processes import wait_for_end
+from tests.processes import descendants, wait_for_end
 
 
 def test_detached_run_goes_on_in_a_session_of_its_own_and_ends_by_itself(team: Path) -> None:
@@ -136,6 +136,21 @@ def test_second_launcher_in_a_runs_folder_is_refused(team: Path, how: str) -> No
     assert all("is running; end it first" in each.err for each in others)
     assert "running: its launcher.lock was removed or moved" in shown
     assert cancelled.out == f"{run} has ended: what {run} held of it was removed or moved\n"
+
+
+def test_cancelled_run_says_who_asked_and_leaves_no_process(team: Path) -> None:
+    run = start_run(team)
+    started = {launcher_of(run), *descendants(launcher_of(run))}
+    assert len(started) >= 3
+
+    cancelled = launch("cancel", run.name, folder=team)
+
+    assert cancelled.status == 0, cancelled.err
+    assert cancelled.out.startswith("llama3-tiny-pretrain has ended after ")
+    for pid in started:
+        wait_for_end(pid)
+    assert "asked for its end with `launcher cancel`" in status_of(run).out
+    assert "stopped by SIGINT" in status_of(run).out
 
 
 def test_run_that_no_launcher_has_taken_up_is_not_said_to_have_ended(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Recovery within a step, for a program's own loop in plain torch."""

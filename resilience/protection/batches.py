@@ -1,0 +1,84 @@
+"""The batches of each step, read again up to a place by a process that joins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from resilience.errors import StateError
+
+
+class Batches:
+    """Reads a loader epoch after epoch; a cursor says where a step's batches begin.
+
+    The cursor is plain data: epoch, position in it, and the step whose batches begin there.
+    `seed_at` is called with a place before the loader is asked for what lies there.
+    """
+
+    def __init__(
+        self, loader: Iterable[Any], num_batches: int, seed_at: Callable[..., None]
+    ) -> None:
+        if num_batches < 1:
+            raise ValueError(f"accumulate is {num_batches}; allowed: 1 and more")
+        self._loader = loader
+        self._num_batches = num_batches
+        self._seed_at = seed_at
+        self._iterator: Iterator[Any] | None = None
+        self._epoch = self._position = -1
+        self._held: tuple[int, list[Any]] | None = None
+        """The last step that was read, and its batches."""
+
+    def read(self, cursor: dict[str, Any], step: int) -> tuple[dict[str, Any], Any]:
+        """Return the cursor and the batches of a step, given the cursor of it or of the one before.
+
+        Raises StateError for a loader that ends before a step's first batch.
+        """
+        if self._held is not None and self._held[0] == step and cursor.get("step") == step:
+            return cursor, self._hand_out()
+        epoch, position = cursor.get("epoch", 0), cursor.get("position", 0)
+        if cursor and cursor["step"] != step:
+            position += self._num_batches
+        batches = self._read_at(epoch, position)
+        if batches is None:
+            epoch, position = epoch + 1, 0
+            if (batches := self._read_at(epoch, position)) is None:
+                raise StateError(
+                    f"the loader has fewer batches in an epoch than the {self._num_batches} of a "
+                    "step; give it more data or accumulate less"
+                )
+        self._held = (step, batches)
+        return {"step": step, "epoch": epoch, "position": position}, self._hand_out()
+
+    def _hand_out(self) -> Any:
+        assert self._held is not None
+        batches = self._held[1]
+        return batches[0] if self._num_batches == 1 else list(batches)
+
+    def _read_at(self, epoch: int, position: int) -> list[Any] | None:
+        """Return the batches from a position on; None where the epoch ends before the last."""
+        if self._iterator is None or epoch != self._epoch or position < self._position:
+            self._begin_epoch(epoch)
+        assert self._iterator is not None
+        found: list[Any] = []
+        while len(found) < self._num_batches:
+            self._seed_at("data", epoch, self._position)
+            try:
+                batch = next(self._iterator)
+            except StopIteration:
+                return None
+            if self._position >= position:
+                found.append(batch)
+            self._position += 1
+        return found
+
+    def _begin_epoch(self, epoch: int) -> None:
+        for name in ("sampler", "batch_sampler"):
+            sampler = getattr(self._loader, name, None)
+            if sampler is not None and hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+        if getattr(self._loader, "persistent_workers", False):
+            # An iterator that is used again draws no seed, and its workers keep their generators.
+            self._loader._iterator = None  # type: ignore[attr-defined]  # noqa: SLF001
+        self._seed_at("epoch", epoch)
+        self._iterator = iter(self._loader)
+        self._epoch, self._position = epoch, 0

@@ -1,0 +1,393 @@
+"""Carries one rank's steps through the generations of a run; or takes them alone, without an agent.
+
+A fault is handled in two places. In the gate a rank waits for the next generation, and learns from
+its plan whether the step counts: then the program goes on behind the gate, and else its step is
+unwound. At the begin of the next step the rank carries the plan out: only there has the program
+done all that belongs to the step before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from resilience.checkpointless.plan import Fallback
+from resilience.checkpointless.recovery import Recovery
+from resilience.comm.page import Activity
+from resilience.comm.world import drop_groups, opening_groups
+from resilience.errors import BrokenError, StateError, StateLostError
+from resilience.inprocess.block import GROUP_DEADLINE, BlockOptions, WorkerSession, open_session
+from resilience.inprocess.generation import Generation
+from resilience.inprocess.handles import WorkerHandles
+from resilience.inprocess.lasting import bind_groups, current_set_up, end_set_up
+from resilience.inprocess.set_up import PAST_SET_UP, teller_of_notes, write_notes
+from resilience.protection.models import Binding
+from resilience.protection.state import ProtectedState, Snapshot
+from resilience.script import rank_info
+from resilience.state.layout import Layout
+from resilience.state.move import run_transfers
+from resilience.state.report import Report
+from resilience.state.transfer_buffer import TransferBuffer
+
+_NEVER = torch.iinfo(torch.int64).max
+_FATAL = (StateError, StateLostError)
+
+
+class RetryStep(BaseException):
+    """Unwinds the body of a step that is run again; an `except Exception` there lets it pass."""
+
+
+class Engine(Protocol):
+    """How a rank's steps are committed and brought back."""
+
+    done: int
+    """The last step whose functions between steps have ended on this rank."""
+
+    @property
+    def rank(self) -> int:
+        """Return this process's rank."""
+
+    @property
+    def step(self) -> int:
+        """Return how many steps count."""
+
+    def settle(self) -> None:
+        """Follow what a fault has left to do, if there was one; then all ranks are at one step."""
+
+    def note_done(self, step: int) -> None:
+        """Note that the functions after so many steps have ended on this rank."""
+
+    def keep(self, name: str, snapshot: Snapshot) -> None:
+        """Keep a copy that is restored where what comes next in this step is repeated."""
+
+    def mark(self, activity: Activity) -> bool:
+        """Show where the rank is; returns whether its generation goes on, else `settle` is due."""
+
+    def begin_step(self) -> None:
+        """Begin a forward."""
+
+    def pass_gate(self, before: Callable[[], None]) -> AbstractContextManager[None]:
+        """Return what the update runs in, entered, once every rank's gradients are complete.
+
+        `before` may communicate. Raises RetryStep where the step is to be run again.
+        """
+
+    def fail(self, error: BaseException) -> bool:
+        """Note the fault of a step; returns whether it ends the run instead."""
+
+    def finish(self) -> bool:
+        """End the run's steps; returns False where another rank needs this one once more."""
+
+
+class Alone:
+    """A process without an agent that recovers: its first fault ends it."""
+
+    def __init__(self, binding: Binding) -> None:
+        self.rank = rank_info().rank
+        self.step = self.done = 0
+        binding.take_groups()
+
+    def settle(self) -> None:
+        """Do nothing."""
+
+    def note_done(self, step: int) -> None:
+        """Note that the functions after so many steps have ended."""
+        self.done = max(self.done, step)
+
+    def keep(self, name: str, snapshot: Snapshot) -> None:
+        """Do nothing: no step is run again."""
+
+    def mark(self, activity: Activity) -> bool:
+        """Return True."""
+        return True
+
+    def begin_step(self) -> None:
+        """Do nothing."""
+
+    def pass_gate(self, before: Callable[[], None]) -> AbstractContextManager[None]:
+        """Return what the update runs in; it has no gate."""
+        before()
+        update = self._count()
+        update.__enter__()
+        return update
+
+    @contextmanager
+    def _count(self) -> Iterator[None]:
+        yield
+        self.step += 1
+
+    def fail(self, error: BaseException) -> bool:
+        """Return True: nothing is recovered."""
+        return True
+
+    def finish(self) -> bool:
+        """Return True."""
+        return True
+
+
+class Recovering:
+    """A rank of a run whose agents recover it.
+
+    Made by all ranks at the end of their first set-up, and by one that takes a lost rank's place.
+    """
+
+    def __init__(self, handles: WorkerHandles, state: ProtectedState, binding: Binding) -> None:
+        self._state, self._binding = state, binding
+        self._snapshots: dict[str, tuple[int, Snapshot]] = {}
+        self._error: BaseException | None = None
+        self._is_due = True
+        """The plan of the generation has not been carried out yet."""
+        self.done = 0
+        set_up = current_set_up()
+        self._is_new = set_up is not None and set_up.is_replay
+        longest_s, self._notes = _end_set_up()
+        buffer = TransferBuffer(
+            handles.transfer_file, handles.num_local_ranks, handles.transfer_bytes
+        )
+        buffer.touch()
+        self._recovery = Recovery(apply=_never_apply, transfer_buffer=buffer)
+        self._recovery.bind(state)
+        self._session: WorkerSession = open_session(
+            self._report,
+            # The others wait in the opening while a new process runs its set-up.
+            options=BlockOptions(
+                fatal=_FATAL, group_deadline=GROUP_DEADLINE + timedelta(seconds=2 * longest_s)
+            ),
+            enter=self._recovery.enter,
+        )
+        self._members: Generation
+        self._meet(self._session.begin())
+
+    @property
+    def rank(self) -> int:
+        """Return this process's rank."""
+        return self._members.rank
+
+    @property
+    def step(self) -> int:
+        """Return how many steps count."""
+        return self._recovery.step
+
+    # ---- generations
+
+    def _report(self, *, rank: int, node: str, generation: int) -> Report:
+        own = self._recovery.report(rank=rank, node=node, generation=generation)
+        return replace(own, rest={PAST_SET_UP: True})
+
+    def _meet(self, opening: Any = None, error: BaseException | None = None) -> None:
+        """Leave the generation that an error has ended, and enter the next one that opens."""
+        while True:
+            if error is not None:
+                self._session.stop(self._members, error)
+            try:
+                self._enter(opening or self._session.wait_open())
+            except Exception as problem:  # a hook, a group or the layout may fail in any way
+                if self._session.ends_run(problem, self._members) and self._session.finish(
+                    self._members, problem
+                ):
+                    raise
+                opening, error = None, problem
+            else:
+                self._is_due = True
+                return
+
+    def _enter(self, opening: Any) -> None:
+        members = self._members = self._session.make(opening)
+        seat = members.layout.seat(members.rank)
+        self._state.take_place(seat.replica, seat.shard)
+        self._check_layout(members)
+        if teller_of_notes(opening) == members.rank:
+            write_notes(self._session.link.open_store(members.number), self._notes)
+        self._session.enter(members)
+        with opening_groups():
+            before = bind_groups()
+        drop_groups(before)
+        self._binding.take_groups()
+
+    def _check_layout(self, members: Generation) -> None:
+        wanted, found = self._binding.num_shards, members.layout.num_shards
+        if wanted != found:
+            raise StateError(
+                f"the model has {wanted} shards a copy and the run {found}; start the agents with "
+                f"--shards {wanted}"
+            )
+
+    def settle(self) -> None:
+        """Follow what a fault has left to do, if there was one; then all ranks are at one step."""
+        while self._error is not None or self._is_due:
+            error, self._error = self._error, None
+            try:
+                if error is not None:
+                    self._meet(error=error)
+                self._carry_out()
+                self._is_due = False
+            except Exception as problem:
+                if self.fail(problem):
+                    raise
+
+    def _carry_out(self) -> None:
+        members = self._members
+        members.mark(Activity.RECOVERY, self.step)
+        at, done = self._agree_on_done(members)
+        for name in ("step", "functions"):
+            kept = self._snapshots.get(name)
+            # A rank that sends its state has to be where the others begin.
+            is_to_be_repeated = name == "step" or done < at
+            if kept is not None and kept[0] == self.step and is_to_be_repeated:
+                self._state.restore(kept[1])
+        resumed = self._recovery.resume(members, self._start)
+        if resumed.role != "rolled_forward":
+            self._binding.clear()
+        self._is_new = False
+        self.done = max(done, 0) if at == self.step else min(self.done, self.step)
+
+    def _agree_on_done(self, members: Generation) -> tuple[int, int]:
+        """Return the newest step, and the last whose functions have ended on all ranks of it."""
+        at = torch.tensor([-1 if self._is_new else self.step])
+        members.group.allreduce([at], _op(dist.ReduceOp.MAX)).wait()
+        is_there = not self._is_new and self.step == int(at)
+        done = torch.tensor([self.done if is_there else _NEVER])
+        members.group.allreduce([done], _op(dist.ReduceOp.MIN)).wait()
+        return int(at), int(done) if int(done) != _NEVER else 0
+
+    def _start(self, fallback: Fallback) -> int:
+        """Begin with what the programs of all ranks have made.
+
+        Torch's wrappers bring all ranks to one rank's weights in their first set-up; a process
+        that has run its set-up alone is given them here.
+        """
+        if self.step:
+            raise StateLostError(
+                f"{fallback.reason}; start the run again, from the program's own checkpoint"
+            )
+        members = self._members
+        is_new = torch.zeros(members.world_size, dtype=torch.int64)
+        is_new[members.rank] = self._is_new
+        members.group.allreduce([is_new]).wait()
+        run_transfers(
+            plan_first_state(members.layout, [bool(each) for each in is_new]),
+            view=self._state,
+            rank=members.rank,
+            group=members.group,
+            transfer_buffer=None,
+            local_ranks=members.layout.local_ranks,
+        )
+        return 0
+
+    # ---- steps
+
+    def note_done(self, step: int) -> None:
+        """Note that the functions after so many steps have ended on this rank."""
+        self.done = max(self.done, step)
+
+    def keep(self, name: str, snapshot: Snapshot) -> None:
+        """Keep a copy that is restored where what comes next in this step is repeated."""
+        self._snapshots[name] = (self.step, snapshot)
+
+    def mark(self, activity: Activity) -> bool:
+        """Show where the rank is; returns whether its generation goes on, else `settle` is due."""
+        try:
+            self._members.mark(activity, self.step)
+        except BrokenError as error:
+            self._error = error
+            return False
+        return True
+
+    def begin_step(self) -> None:
+        """Begin a forward. Where the generation is over, the gate says so."""
+        self._recovery.begin()
+        self.mark(Activity.FORWARD)
+
+    def pass_gate(self, before: Callable[[], None]) -> AbstractContextManager[None]:
+        """Return what the update runs in, entered, once every rank's gradients are complete."""
+        try:
+            self._members.check()
+            before()
+            update = self._recovery.commit(self._members)
+            update.__enter__()
+        except _FATAL:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, this rank has not passed
+            self._error = None
+            return self._follow(error)
+        return update
+
+    def _follow(self, error: Exception) -> AbstractContextManager[None]:
+        """Within the gate: wait for the next generation, and do what its plan says of this rank."""
+        self._meet(error=error)
+        update = self._recovery.roll_forward(self._members)
+        if update is None:
+            raise RetryStep
+        update.__enter__()
+        return update
+
+    def fail(self, error: BaseException) -> bool:
+        """Note the fault of a step; returns whether it ends the run instead."""
+        if isinstance(error, RetryStep):
+            return False
+        if isinstance(error, (KeyboardInterrupt, SystemExit)) and not self._members.is_current():
+            return True  # the process ends, and is replaced
+        if self._session.ends_run(error, self._members):
+            if self._session.finish(self._members, error):
+                return True
+            error = BrokenError("another rank failed after this one had ended the run")
+        self._error = error
+        return False
+
+    def finish(self) -> bool:
+        """End the run's steps; returns False where another rank needs this one once more."""
+        if self.mark(Activity.NOWHERE) and self._session.finish(self._members, None):
+            return True
+        self._error = self._error or BrokenError("another rank failed after this one had finished")
+        return False
+
+
+def _end_set_up() -> tuple[float, str]:
+    """Bring the notes of all set-ups to each rank; returns the longest set-up, and the notes."""
+    set_up = current_set_up()
+    if set_up is None or not dist.is_initialized():
+        end_set_up()
+        return 0.0, "{}"
+    longest = torch.tensor([time.monotonic() - set_up.begun_s], dtype=torch.float64)
+    # In a replay as well: it is one of the noted collectives.
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    end_set_up()
+    if not set_up.is_replay:
+        set_up.share()
+    return float(longest), set_up.write_notes()
+
+
+def _op(operation: Any) -> Any:
+    options = dist.AllreduceOptions()
+    options.reduceOp = operation
+    return options
+
+
+def _never_apply(step: int) -> None:
+    raise AssertionError("an update is rolled forward by the program itself")
+
+
+def plan_first_state(layout: Layout, is_new: Sequence[bool]) -> list[tuple[int, int, bool]]:
+    """Return transfers (source, target, is_same_node) to the ranks whose set-up was replayed.
+
+    Raises StateLostError where no rank of the first set-up has a shard. Pure.
+    """
+    sources: dict[str, int] = {}
+    for rank in range(layout.world_size):
+        if not is_new[rank]:
+            sources.setdefault(layout.seat(rank).shard, rank)
+    found = []
+    for target in (rank for rank in range(layout.world_size) if is_new[rank]):
+        seat = layout.seat(target)
+        if seat.shard not in sources:
+            raise StateLostError("no rank of the first set-up is left; start the run again")
+        source = sources[seat.shard]
+        found.append((source, target, layout.seat(source).node == seat.node))
+    return found

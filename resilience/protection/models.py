@@ -1,0 +1,203 @@
+"""Models as the program has made them, and what each kind needs beside the gate."""
+
+# ruff: noqa: SLF001 - torch has no public way into DDP's reducer
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from resilience.comm.reducer import GradientReducer
+from resilience.errors import StateError
+from resilience.protection.fsdp_step import end_waits, leave_step, mesh_sizes
+from resilience.script import rank_info
+from resilience.state.torch_state import refuse_unshared
+
+
+class Binding(Protocol):
+    """What a kind of model needs."""
+
+    num_shards: int
+    """Ranks that together hold one copy of the model."""
+
+    def take_groups(self) -> None:
+        """Take the groups of a new generation."""
+
+    def clear(self) -> None:
+        """Throw away what a broken step has left, gradients too."""
+
+    def share_buffers(self) -> None:
+        """Have all ranks hold the same buffers, before the gate."""
+
+
+class PlainBinding:
+    """A module that communicates nothing."""
+
+    num_shards = 1
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def take_groups(self) -> None:
+        """Do nothing: the model has no group."""
+
+    def clear(self) -> None:
+        """Throw gradients away."""
+        self._model.zero_grad()
+
+    def share_buffers(self) -> None:
+        """Do nothing: the program's ranks have nothing to do with each other."""
+
+
+class DdpBinding:
+    """DistributedDataParallel as it is given, but for its reducer.
+
+    Gradients are summed by a reducer of this package, whose layout is the same in a process that
+    joins later. Raises StateError for options of DDP that are not kept exact.
+    """
+
+    num_shards = 1
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        _check_ddp(ddp)
+        shares = getattr(ddp, "forward_sync_buffers", ddp.broadcast_buffers)
+        if not shares:
+            refuse_unshared(ddp.module)
+        self._ddp = ddp
+        detach(ddp)
+        self._reducer = _BackwardReducer(ddp.module)
+        self._buffers: Sequence[Tensor] = list(ddp.module.buffers()) if shares else []
+        ddp.register_forward_pre_hook(self._before_forward)
+
+    def take_groups(self) -> None:
+        """Take the world's group."""
+        self._reducer.take_group()
+
+    def clear(self) -> None:
+        """Throw away gradients and what a broken reduction has left."""
+        self._reducer.clear()
+
+    def share_buffers(self) -> None:
+        """Have all ranks hold rank 0's buffers, as DDP has them before each forward."""
+        by_type: dict[torch.dtype, list[Tensor]] = {}
+        for each in self._buffers:
+            by_type.setdefault(each.dtype, []).append(each.detach())
+        for buffers in by_type.values():
+            # By Python, whose waits end with their generation: those of DDP's own call do not.
+            flat = torch.cat([each.reshape(-1) for each in buffers])
+            dist.broadcast(flat, 0)
+            sizes = [each.numel() for each in buffers]
+            for each, part in zip(buffers, torch.split(flat, sizes), strict=True):
+                each.copy_(part.view_as(each))
+
+    def _before_forward(self, module: nn.Module, given: object) -> None:
+        if torch.is_grad_enabled():
+            self._reducer.begin_backward(is_last=self._ddp.require_backward_grad_sync)
+
+
+def detach(ddp: DistributedDataParallel) -> None:
+    """Take DDP's reducer away, which holds its first group for ever."""
+    ddp._remove_autograd_hooks()  # type: ignore[no-untyped-call]
+    ddp._use_python_reducer = True
+    ddp.reducer = ddp.logger = None  # type: ignore[assignment]
+
+
+class FsdpBinding:
+    """FSDP2 over a mesh of copies and shards, as it is given.
+
+    Raises StateError for a mesh without copies: a lost shard would be nowhere.
+    """
+
+    def __init__(self, model: FSDPModule) -> None:
+        assert isinstance(model, nn.Module)
+        self._model: Any = model
+        sizes = mesh_sizes(model)
+        if len(sizes) != 2:
+            raise StateError(
+                f"fully_shard over a mesh of {len(sizes)} axes keeps each shard once; give it a "
+                'mesh of two, init_device_mesh("cpu", (num_copies, num_shards), '
+                'mesh_dim_names=("copies", "shards"))'
+            )
+        refuse_unshared(model)
+        self.num_shards = sizes[1]
+        end_waits(model, lambda total: None)
+
+    def take_groups(self) -> None:
+        """Forget the step that a fault has broken; groups and gradients stay."""
+        leave_step(self._model)
+
+    def clear(self) -> None:
+        """Throw away gradients and what a broken step has left."""
+        leave_step(self._model)
+        self._model.zero_grad()
+
+    def share_buffers(self) -> None:
+        """Do nothing: FSDP2 leaves buffers to the program."""
+
+
+def bind(model: nn.Module) -> Binding:
+    """Return what a model needs, by its kind; raises StateError for one that is not kept exact."""
+    if any(each.is_cuda for each in model.parameters()):
+        raise StateError(
+            "the model is on a GPU; protect keeps models on the CPU exact so far, and the trainer "
+            "of the recipes those on GPUs"
+        )
+    if isinstance(model, DistributedDataParallel):
+        return DdpBinding(model)
+    if isinstance(model, FSDPModule):
+        return FsdpBinding(model)
+    if rank_info().world_size > 1:
+        raise StateError(
+            f"the model is a {type(model).__name__}, whose ranks do not sum their gradients; "
+            "wrap it in DistributedDataParallel or fully_shard before protect"
+        )
+    return PlainBinding(model)
+
+
+class _BackwardReducer(GradientReducer):
+    """Averages in the backward pass that follows a forward for which DDP would reduce."""
+
+    _is_queued = False
+
+    def begin_backward(self, *, is_last: bool) -> None:
+        """Expect a backward pass; it reduces where it is the last of its step."""
+        self.expect(is_last=is_last)
+        self._is_queued = False
+
+    def _note(self, bucket: Any, parameter: Tensor) -> None:
+        if self._is_reducing and not self._is_queued:
+            self._is_queued = True
+            Variable._execution_engine.queue_callback(self._end_backward)
+        super()._note(bucket, parameter)
+
+    def _end_backward(self) -> None:
+        if num_missing := self.num_missing:
+            raise StateError(
+                f"{num_missing} parameters of the model got no gradient; leave out of the model "
+                "those that the loss does not depend on, or set requires_grad=False"
+            )
+        self._finish()
+        self._is_reducing = False
+
+
+def _check_ddp(ddp: DistributedDataParallel) -> None:
+    refused = {
+        "find_unused_parameters": ddp.find_unused_parameters,
+        "static_graph": ddp.static_graph,
+        "a communication hook": bool(ddp._comm_hooks),
+        "mixed_precision": ddp.mixed_precision is not None,
+        "delay_all_reduce_named_params": bool(getattr(ddp, "_delay_all_reduce_params", ())),
+    }
+    found = [name for name, is_set in refused.items() if is_set]
+    if found:
+        raise StateError(
+            f"DistributedDataParallel with {' and '.join(found)} is not kept exact through faults; "
+            "leave it out"
+        )

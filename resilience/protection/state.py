@@ -1,0 +1,228 @@
+"""The state of a protected program: what the gate covers, and what is copied with each step.
+
+Parameters, optimizers' tensors and averaged models change behind the gate alone, so a step that is
+run again finds them as they were. Buffers and all small state may change anywhere in a step: these
+are copied before it.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from base64 import b64decode, b64encode
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler, _refresh_per_optimizer_state
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from resilience.errors import StateError
+from resilience.state.view import NamedTensor
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Whatever can say its state and take it back: a scheduler, a scaler, a sampler."""
+
+    def state_dict(self) -> Any:
+        """Return the state: numbers, text, tensors, and lists and dicts of these."""
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Take over what `state_dict` returned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Small state and buffers before a step."""
+
+    small: Any
+    buffers: list[Tensor]
+
+
+class ProtectedState:
+    """The state of one rank, sharing the program's memory; a StateView.
+
+    `also` are modules, and objects with `state_dict` and `load_state_dict`. Raises StateError for
+    one that is neither, and for small state that no other process could be given.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizers: Sequence[Optimizer], also: Sequence[object]
+    ) -> None:
+        self.replica, self.shard = 0, ""
+        self.cursor: dict[str, Any] = {}
+        """Plain data of the loop's, which travels with the state."""
+        self._optimizers = list(optimizers)
+        modules = [each for each in also if isinstance(each, nn.Module)]
+        self._modules = {"model": model, **{f"also{n}": each for n, each in enumerate(modules)}}
+        self._small = [each for each in also if not isinstance(each, nn.Module)]
+        for each in self._small:
+            if not isinstance(each, Stateful):
+                raise StateError(
+                    f"also has a {type(each).__name__}; allowed: modules, and objects with "
+                    "state_dict and load_state_dict"
+                )
+        self._names: dict[int, str] = {}
+        for root, module in self._modules.items():
+            for name, parameter in module.named_parameters():
+                self._names.setdefault(id(parameter), f"{root}/parameter/{name}")
+        self._check_optimizers()
+        self.write_rest(self.read_rest())
+
+    # ---- what StateView asks
+
+    def take_place(self, replica: int, shard: str) -> None:
+        """Note which copy of the state this rank has a part of, and which part."""
+        self.replica, self.shard = replica, shard
+
+    def move_cursor(self, cursor: dict[str, Any]) -> None:
+        """Note plain data that travels with the state."""
+        self.cursor = cursor
+
+    def tensors(self) -> list[NamedTensor]:
+        """Return the local part of all parameters, buffers and optimizers' tensors."""
+        with torch.no_grad():
+            return [NamedTensor(name=name, tensor=_local(each)) for name, each in self._entries()]
+
+    def read_rest(self) -> dict[str, Any]:
+        """Return the small state as JSON data."""
+        return {"cursor": dict(self.cursor), "small": _encode(self._read_small())}
+
+    def write_rest(self, rest: Mapping[str, Any]) -> None:
+        """Take over what `read_rest` returned on another rank."""
+        self.cursor = dict(rest["cursor"])
+        self._write_small(_decode(rest["small"]))
+
+    def describe(self) -> str:
+        """Return what the optimizers have made in their steps."""
+        rows = []
+        for number, optimizer in enumerate(self._optimizers):
+            for parameter, state in optimizer.state.items():
+                for key, value in state.items():
+                    rows.append([number, self._names[id(parameter)], key, *_kind(value)])
+        return json.dumps(rows)
+
+    def grow(self, description: str) -> None:
+        """Make what another rank's optimizers have made, to receive into; the rest of it goes."""
+        parameters = {
+            self._names[id(each)]: each
+            for module in self._modules.values()
+            for each in module.parameters()
+        }
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+        for number, name, key, kind, value, dtype in json.loads(description):
+            parameter = parameters[name]
+            if kind == "plain":
+                made: Any = value
+            elif kind == "sharded":
+                made = torch.zeros_like(parameter.detach(), dtype=getattr(torch, dtype))
+            else:
+                made = torch.zeros(value, dtype=getattr(torch, dtype), device=kind)
+            self._optimizers[number].state[parameter][key] = made
+
+    # ---- a step that is run again
+
+    def snapshot(self) -> Snapshot:
+        """Return a copy of all that a step may change before its gate."""
+        buffers = [each.detach().clone() for each in self._buffers()]
+        small = copy.deepcopy((self._read_small(), self.cursor))
+        return Snapshot(small=small, buffers=buffers)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take back a copy."""
+        small, self.cursor = copy.deepcopy(snapshot.small)
+        self._write_small(small)
+        with torch.no_grad():
+            for buffer, before in zip(self._buffers(), snapshot.buffers, strict=True):
+                buffer.copy_(before)
+
+    # ---- parts
+
+    def _entries(self) -> Iterator[tuple[str, Tensor]]:
+        seen: set[int] = set()
+        for root, module in self._modules.items():
+            own: dict[str, Tensor] = {}
+            own |= {f"{root}/parameter/{name}": each for name, each in module.named_parameters()}
+            own |= {f"{root}/buffer/{name}": each for name, each in module.named_buffers()}
+            for name, each in own.items():
+                if id(each) not in seen:
+                    seen.add(id(each))
+                    yield name, each
+        for number, optimizer in enumerate(self._optimizers):
+            found = {self._names[id(each)]: state for each, state in optimizer.state.items()}
+            for name in sorted(found):
+                for key in sorted(found[name]):
+                    if isinstance(found[name][key], Tensor):
+                        yield f"optimizer{number}/{name}/{key}", found[name][key]
+
+    def _buffers(self) -> Iterator[Tensor]:
+        for module in self._modules.values():
+            yield from module.buffers()
+
+    def _read_small(self) -> dict[str, Any]:
+        groups = [
+            [{key: each[key] for key in each if key != "params"} for each in optimizer.param_groups]
+            for optimizer in self._optimizers
+        ]
+        return {"groups": groups, "also": [each.state_dict() for each in self._small]}  # type: ignore[attr-defined]
+
+    def _write_small(self, small: dict[str, Any]) -> None:
+        for optimizer, groups in zip(self._optimizers, small["groups"], strict=True):
+            for group, options in zip(optimizer.param_groups, groups, strict=True):
+                group.update(options)
+        for each, state in zip(self._small, small["also"], strict=True):
+            each.load_state_dict(state)  # type: ignore[attr-defined]
+            if isinstance(each, GradScaler):
+                # Its state_dict leaves out that unscale_ was called: a second call is refused.
+                each._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)  # noqa: SLF001
+
+    def _check_optimizers(self) -> None:
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if id(parameter) not in self._names:
+                        raise StateError(
+                            f"{type(optimizer).__name__} updates a parameter of shape "
+                            f"{tuple(parameter.shape)} that is not in the model; give protect the "
+                            "module that has it, in also="
+                        )
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def _kind(value: Any) -> tuple[str, Any, str]:
+    if isinstance(value, DTensor):
+        return "sharded", None, _name_of(value.dtype)
+    if isinstance(value, Tensor):
+        return value.device.type, list(value.shape), _name_of(value.dtype)
+    return "plain", value, ""
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _encode(small: Any) -> str:
+    buffer = io.BytesIO()
+    torch.save(small, buffer)
+    return b64encode(buffer.getvalue()).decode()
+
+
+def _decode(text: str) -> Any:
+    try:
+        return torch.load(io.BytesIO(b64decode(text)), weights_only=True)
+    except Exception as error:  # its own message is about files
+        reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
+        raise StateError(
+            "a state_dict in also= has an object that no other process can be given: "
+            f"{reason}; allowed: numbers, text, tensors, and lists and dicts of these"
+        ) from error

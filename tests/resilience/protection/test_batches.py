@@ -1,0 +1,97 @@
+"""Batches by step: in order, once each, and the same for a process that joins later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from resilience.errors import StateError
+from resilience.protection.batches import Batches
+from resilience.state.rng import seed_from
+
+
+def seed(*place: object) -> None:
+    seed_from("/".join(map(str, place)))
+
+
+def read_all(loader: Any, num_steps: int, num_batches: int = 1) -> list[tuple[dict[str, Any], Any]]:
+    batches, cursor, found = Batches(loader, num_batches, seed), dict[str, Any](), []
+    for step in range(num_steps):
+        cursor, batch = batches.read(cursor, step)
+        found.append((cursor, batch))
+    return found
+
+
+class Drawn:
+    """A dataset whose samples are drawn."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        return torch.rand(2) + number
+
+
+def make_loader(num_workers: int, *, keeps: bool = False) -> DataLoader[Any]:
+    return DataLoader(
+        Drawn(),  # type: ignore[arg-type]
+        batch_size=3,
+        shuffle=True,
+        num_workers=num_workers,
+        persistent_workers=keeps,
+    )
+
+
+def test_epochs_follow_each_other() -> None:
+    found = read_all(["a", "b", "c"], 7)
+
+    assert [batch for _, batch in found] == ["a", "b", "c", "a", "b", "c", "a"]
+    assert found[4][0] == {"step": 4, "epoch": 1, "position": 1}
+
+
+def test_batches_left_over_at_an_epochs_end_are_left_out() -> None:
+    found = read_all([1, 2, 3, 4, 5], 4, num_batches=2)
+
+    assert [batch for _, batch in found] == [[1, 2], [3, 4], [1, 2], [3, 4]]
+
+
+def test_iterable_without_length_is_read_epoch_after_epoch() -> None:
+    class Stream:
+        def __iter__(self) -> Iterator[int]:
+            yield from (1, 2)
+
+    assert [batch for _, batch in read_all(Stream(), 5)] == [1, 2, 1, 2, 1]
+
+
+def test_same_step_has_the_same_batch() -> None:
+    batches = Batches(iter_once := [1, 2, 3], 1, seed)
+    cursor, first = batches.read({}, 0)
+
+    assert batches.read(cursor, 0) == (cursor, first)
+    assert iter_once == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("num_workers", "keeps"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize("step", [2, 6])
+def test_process_that_joins_reads_the_same(num_workers: int, keeps: bool, step: int) -> None:
+    """Shuffling and drawn samples included, from the cursor of the step or of the one before."""
+    found = read_all(make_loader(num_workers, keeps=keeps), 9)
+
+    for before in (found[step][0], found[step - 1][0]):
+        cursor, batch = Batches(make_loader(num_workers, keeps=keeps), 1, seed).read(before, step)
+        assert cursor == found[step][0]
+        assert torch.equal(batch, found[step][1])
+
+
+def test_loader_with_too_few_batches_is_refused() -> None:
+    with pytest.raises(StateError, match="fewer batches in an epoch than the 3 of a step"):
+        Batches([1, 2], 3, seed).read({}, 0)
+
+
+def test_no_batches_of_a_step_are_refused() -> None:
+    with pytest.raises(ValueError, match="accumulate is 0; allowed: 1 and more"):
+        Batches([1], 0, seed)

@@ -1,0 +1,32 @@
+"""Which rank's first state a process is given that has run its set-up alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilience.errors import StateLostError
+from resilience.protection.engine import plan_first_state
+from resilience.state.layout import Layout
+
+TWO_COPIES = Layout(nodes=("a", "b"), num_local_ranks=2, num_shards=2, is_sharded=True)
+ONE_SHARD = Layout(nodes=("a", "b"), num_local_ranks=2, num_shards=1, is_sharded=False)
+
+
+@pytest.mark.parametrize(
+    ("layout", "new", "transfers"),
+    [
+        pytest.param(ONE_SHARD, set(), [], id="none"),
+        pytest.param(ONE_SHARD, {0}, [(1, 0, True)], id="first"),
+        pytest.param(ONE_SHARD, {0, 1, 3}, [(2, 0, False), (2, 1, False), (2, 3, True)], id="all"),
+        pytest.param(TWO_COPIES, {1, 2}, [(3, 1, False), (0, 2, False)], id="shards"),
+    ],
+)
+def test_new_processes_are_given_the_state_of_the_first_rank_that_has_their_shard(
+    layout: Layout, new: set[int], transfers: list[tuple[int, int, bool]]
+) -> None:
+    assert plan_first_state(layout, [rank in new for rank in range(4)]) == transfers
+
+
+def test_run_ends_where_no_rank_of_the_first_set_up_has_a_shard() -> None:
+    with pytest.raises(StateLostError, match="no rank of the first set-up is left"):
+        plan_first_state(TWO_COPIES, [True, False, True, False])

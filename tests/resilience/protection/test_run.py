@@ -1,0 +1,105 @@
+"""A protected loop in a process without an agent, and what a program may not do in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+import resilience
+from resilience.errors import StateError
+
+
+def make_run(seed: int = 0) -> tuple[resilience.Run, nn.Module, SGD]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    return resilience.protect(model, optimizer, seed=seed), model, optimizer
+
+
+def train(num_steps: int, seed: int = 0) -> tuple[list[int], torch.Tensor]:
+    run, model, optimizer = make_run(seed)
+    told: list[int] = []
+    run.every(2, told.append)
+    for inputs in run.steps([torch.ones(3, 2), torch.zeros(3, 2)], until=num_steps):
+        with run.step():
+            model(inputs).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert run.index == num_steps
+    return told, model[0].weight.detach()  # type: ignore[index, union-attr, return-value]
+
+
+def test_steps_are_taken_and_functions_called_between_them() -> None:
+    assert train(5)[0] == [2, 4]
+
+
+def test_random_numbers_follow_from_the_seed() -> None:
+    assert torch.equal(train(4)[1], train(4)[1])
+    assert not torch.equal(train(4)[1], train(4, seed=1)[1])
+
+
+def test_fault_of_a_process_without_an_agent_is_its_own() -> None:
+    run, *_ = make_run()
+
+    with pytest.raises(RuntimeError, match="mine"):  # noqa: PT012
+        for _ in run.steps([1], until=1):
+            with run.step():
+                raise RuntimeError("mine")
+
+
+def take_step(run: resilience.Run, act: Any) -> None:
+    for _ in run.steps([1], until=1):
+        with run.step():
+            act()
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        pytest.param("step_outside", "optimizer.step() outside `with run.step():`", id="update"),
+        pytest.param("log_outside", "run.log() outside `with run.step():`", id="log"),
+        pytest.param("closure", "optimizer.step(closure) computes gradients after", id="closure"),
+        pytest.param("nested", "`with run.step():` within another one", id="nested"),
+    ],
+)
+def test_misuse_is_named_with_its_remedy(act: str, words: str) -> None:
+    run, _, optimizer = make_run()
+
+    def nest() -> None:
+        with run.step():
+            pass
+
+    acts = {
+        "step_outside": optimizer.step,
+        "log_outside": lambda: run.log(loss=1.0),
+        "closure": lambda: take_step(run, lambda: optimizer.step(lambda: 1.0)),
+        "nested": lambda: take_step(run, nest),
+    }
+    with pytest.raises(StateError) as raised:
+        acts[act]()
+    assert str(raised.value).startswith(words)
+
+
+def test_functions_are_called_every_so_many_steps_or_refused() -> None:
+    run, *_ = make_run()
+
+    with pytest.raises(ValueError, match="every 0 steps; allowed: 1 and more"):
+        run.every(0, print)
+
+
+def test_log_goes_out_with_the_step(capsys: pytest.CaptureFixture[str]) -> None:
+    run, *_ = make_run()
+
+    take_step(run, lambda: run.log(loss=0.5))
+
+    assert "0.5" in capsys.readouterr().out
+
+
+def test_import_of_the_package_needs_no_torch() -> None:
+    assert "protect" in resilience.__all__
+    with pytest.raises(AttributeError, match="no attribute 'protects'"):
+        resilience.protects  # type: ignore[attr-defined]  # noqa: B018

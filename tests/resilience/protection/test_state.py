@@ -1,0 +1,122 @@
+"""The state of a protected program: what is copied, what travels, what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import MultiStepLR
+from torch.optim.swa_utils import AveragedModel
+
+from resilience.errors import StateError
+from resilience.protection.state import ProtectedState
+from resilience.state.digest import digest_state
+
+
+def make(*, seed: int = 0, num_steps: int = 0) -> tuple[ProtectedState, nn.Module, Optimizer, Any]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = MultiStepLR(optimizer, milestones=[1, 2])
+    average = AveragedModel(model)
+    state = ProtectedState(model, [optimizer], [scheduler, average])
+    for _ in range(num_steps):
+        model(torch.randn(5, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        average.update_parameters(model)
+    return state, model, optimizer, scheduler
+
+
+def move(source: ProtectedState, target: ProtectedState) -> None:
+    target.grow(source.describe())
+    for each, other in zip(source.tensors(), target.tensors(), strict=True):
+        assert (each.name, each.tensor.shape) == (other.name, other.tensor.shape)
+        other.tensor.copy_(each.tensor)
+    target.write_rest(json.loads(json.dumps(source.read_rest())))
+
+
+def test_new_process_takes_over_a_state_that_was_made_in_training() -> None:
+    source, _, _, scheduler = make(num_steps=2)
+    source.cursor = {"step": 2}
+    target, _, optimizer, other = make(seed=1)
+
+    move(source, target)
+
+    assert digest_state(target) == digest_state(source)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
+    assert other.state_dict() == scheduler.state_dict()
+    assert target.cursor == {"step": 2}
+
+
+def test_state_of_a_new_optimizer_is_empty_again() -> None:
+    source, *_ = make()
+    target, _, optimizer, _ = make(num_steps=1)
+    assert optimizer.state
+
+    move(source, target)
+
+    assert not optimizer.state
+
+
+def test_snapshot_brings_back_what_a_step_changes_before_its_gate() -> None:
+    state, model, optimizer, scheduler = make(num_steps=1)
+    before = [each.clone() for each in model.buffers()]
+    snapshot = state.snapshot()
+    rest = state.read_rest()
+
+    model(torch.randn(5, 4))
+    optimizer.param_groups[0]["lr"] = 7.0
+    scheduler.step()
+    state.cursor["position"] = 3
+    state.restore(snapshot)
+
+    assert all(map(torch.equal, model.buffers(), before))
+    assert state.read_rest() == rest
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+
+
+def test_scaler_can_unscale_again_in_a_step_that_is_run_again() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    state = ProtectedState(model, [optimizer], [scaler])
+    snapshot = state.snapshot()
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    scaler.unscale_(optimizer)
+
+    state.restore(snapshot)
+
+    scaler.unscale_(optimizer)
+
+
+def test_object_without_a_state_is_refused() -> None:
+    model = nn.Linear(2, 1)
+
+    with pytest.raises(StateError, match="also has a int; allowed: modules, and objects with"):
+        ProtectedState(model, [Adam(model.parameters())], [3])
+
+
+def test_state_that_cannot_be_sent_is_refused() -> None:
+    class Odd:
+        def state_dict(self) -> Any:
+            return {"pattern": object()}
+
+        def load_state_dict(self, state_dict: Any) -> None: ...
+
+    model = nn.Linear(2, 1)
+
+    with pytest.raises(StateError, match="no other process can be given"):
+        ProtectedState(model, [Adam(model.parameters())], [Odd()])
+
+
+def test_optimizer_of_other_parameters_is_refused() -> None:
+    model = nn.Linear(2, 1)
+
+    with pytest.raises(StateError, match=r"Adam updates a parameter of shape \(3, 2\) that is not"):
+        ProtectedState(model, [Adam(nn.Linear(2, 3).parameters())], [])

@@ -1,0 +1,68 @@
+"""The program of docs/library.md, as it stands: its commands, its bits, and what the page says."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from resilience.inprocess.lasting import NOTE_BYTES_MAX
+from tests.resilience.agent.conftest import run
+from tests.resilience.agent.runs import Run
+
+__all__ = ["run"]
+
+PAGE = (Path(__file__).parents[3] / "docs" / "library.md").read_text("utf-8")
+PROGRAM = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
+RANKS = ("--nproc-per-node", "2")
+
+
+def write_program(folder: Path, *, pause_s: float = 0) -> Path:
+    assert PROGRAM is not None
+    path = folder / "train.py"
+    pause = f"import time\n    time.sleep({pause_s})\n    with run.step():"
+    path.write_text(PROGRAM[1].replace("with run.step():", pause))
+    return path
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = torch.load(folder / "model.pt", weights_only=True)
+    return found
+
+
+def test_killed_worker_leaves_the_weights_of_a_run_without_an_agent(
+    run: Run, tmp_path: Path
+) -> None:
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, "-m", *torchrun, str(write_program(alone))]
+    subprocess.run(command, cwd=alone, check=True, timeout=200, capture_output=True)
+    program = write_program(tmp_path, pause_s=0.05)
+
+    # Sockets of a loader's workers lie in it, whose paths may not be long.
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        run.start(
+            "n0", *RANKS, program=(str(program),), warm="imports", variables={"TMPDIR": short}
+        )
+        run.wait_for(lambda event: event.event == "step")
+        os.kill(run.children("n0")[2], signal.SIGKILL)
+
+        assert run.wait() == 0, run.show()
+    assert "worker_replaced" in {each.event for each in run.events()}
+    ended, expected = weights(tmp_path), weights(alone)
+    assert ended.keys() == expected.keys()
+    assert all(torch.equal(ended[name], expected[name]) for name in expected)
+    run.assert_nothing_left()
+
+
+@pytest.mark.parametrize("words", [f"more than {NOTE_BYTES_MAX >> 20} MiB at once", "`--shards N`"])
+def test_page_says_what_holds(words: str) -> None:
+    assert words in PAGE
