@@ -35,6 +35,7 @@ from pathlib import Path
 from benchmarks import machine
 from benchmarks.jobplan import RUN_DIR_VARIABLE
 from benchmarks.processes import end_processes, find_processes
+from launcher.clusters.running.memory import remove_arenas
 from resilience.event_files import EVENTS_NAME
 from resilience.events import read_events
 
@@ -100,6 +101,7 @@ def training(folder: Path, num_nodes: int, words: tuple[str, ...]) -> Iterator[P
         yield run
     finally:
         end_processes(str(run))
+        remove_arenas(run)
 
 
 def step_times(run: Path, since_s: float) -> list[float]:
