@@ -90,7 +90,7 @@ def agent_command(
         *((f"--grace-s={grace_s:g}",) if grace_s is not None else ()),
         *(f"--preload={each}" for each in preloads(job)),
         # Spares wait with all modules imported, at the beginning of the block that is run again.
-        *(("--warm=program",) if job.resilience.checkpointless else ()),
+        *(("--warm=program",) if job.resilience.checkpointless and not is_script else ()),
         "--",
         *_program_words(job, python, job_path=job_path, run_path=run_path, node=node),
     )

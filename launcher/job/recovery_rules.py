@@ -14,7 +14,7 @@ from launcher.job.workload import TorchTrainer
 from resilience.settings import Fault, FaultsSettings
 
 
-def recovery_rules(job: TrainingContent) -> Iterator[str]:
+def recovery_rules(job: JobContent) -> Iterator[str]:
     """Yield what does not go together with recovery without checkpoints."""
     settings, where = job.resilience.checkpointless, "resilience.checkpointless"
     if settings is None:
@@ -31,8 +31,8 @@ def recovery_rules(job: TrainingContent) -> Iterator[str]:
             f"{where}.lease_s {settings.lease_s:g}; allowed: at least that, since nobody counts as "
             "silent before"
         )
-    if job.resilience.elastic:
-        yield from _elastic(job)
+    if job.training and job.resilience.elastic:
+        yield from _elastic(job.training)
 
 
 def _elastic(job: TrainingContent) -> Iterator[str]:

@@ -118,7 +118,7 @@ class Run:
         self._functions.append((num_steps, function))
 
     def log(self, **values: Any) -> None:
-        """Log values of this step, once it counts; see `resilience.log`."""
+        """Log values with the number of steps taken, once this one counts; see `resilience.log`."""
         if not self._is_in_step:
             raise StateError("run.log() outside `with run.step():`; log within the step")
         self._logged = {**(self._logged or {}), **values}
@@ -208,7 +208,7 @@ class Run:
             self._is_in_step = False
         if error is None:
             if self._logged is not None and self._engine.rank == 0:
-                log(step, **self._logged)
+                log(step + 1, **self._logged)
             return False
         if self._update is not None:
             _abandon(self._update, error)

@@ -12,7 +12,7 @@ from launcher.job.workload import ScriptTrainer
 from resilience.progress import find_problem
 
 _WHERE = "trainer.kind 'script'"
-_FEATURES = ("checkpointless", "elastic", "faults")
+_FEATURES = ("elastic", "faults")
 """Features that need a trainer of ours, which holds its state as recovery wants it."""
 
 
@@ -36,6 +36,8 @@ def script_rules(job: JobContent) -> Iterator[str]:
                 f"resilience.{name} does not fit {_WHERE}, as it needs a trainer of ours; "
                 f"allowed: null, as resilience/{name}=null"
             )
+    if job.resilience.checkpointless is not None:
+        yield from _recovery(trainer)
     if (tiered := job.resilience.tiered) and not tiered.starts_memoryd:
         yield (
             f"resilience.tiered.backend {tiered.backend!r} does not fit {_WHERE}; allowed: "
@@ -50,6 +52,24 @@ def script_rules(job: JobContent) -> Iterator[str]:
             f"trainer.processes_per_node {trainer.processes_per_node} does not fit "
             "trainer.environment 'none', whose one process of a node starts the others; allowed: "
             "null"
+        )
+
+
+def _recovery(trainer: ScriptTrainer) -> Iterator[str]:
+    """Yield why a program could not go on within a step, as resilience.protect lets it."""
+    where = "does not fit resilience.checkpointless, which"
+    if trainer.environment == "none":
+        yield (
+            f"trainer.environment 'none' {where} replaces single ranks; allowed: 'torchrun', or "
+            "resilience/checkpointless=null"
+        )
+    if trainer.python or trainer.is_executable:
+        name, value = "python", trainer.python
+        if trainer.is_executable:
+            name, value = "entry", trainer.entry
+        yield (
+            f"trainer.{name} {value!r} {where} forks a program from a process with its imports; "
+            "allowed: a file of Python or -m MODULE, run by the cluster's Python"
         )
 
 

@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from resilience.inprocess.lasting import NOTE_BYTES_MAX
+from tests.launcher.command import launch
+from tests.launcher.real_runs import named
 from tests.resilience.agent.conftest import run
 from tests.resilience.agent.runs import Run
 
@@ -61,6 +63,34 @@ def test_killed_worker_leaves_the_weights_of_a_run_without_an_agent(
     assert ended.keys() == expected.keys()
     assert all(torch.equal(ended[name], expected[name]) for name in expected)
     run.assert_nothing_left()
+
+
+VICTIM = """
+        if run.index == 4 and dist.get_rank() == 3 and not os.path.exists("killed"):
+            open("killed", "x").close()
+            os.kill(os.getpid(), 9)
+"""
+
+
+def test_recipe_of_the_page_goes_on_within_a_step(tmp_path: Path) -> None:
+    """Its commands as they stand, on two nodes of this machine."""
+    text = write_program(tmp_path).read_text()
+    (tmp_path / "train.py").write_text(
+        "import os\n" + text.replace("with run.step():\n", f"with run.step():{VICTIM}")
+    )
+    init, start = re.findall(r"^launcher (.*)$", PAGE, re.MULTILINE)
+    assert launch(*init.split(), folder=tmp_path).status == 0
+    (name,) = (each.relative_to(tmp_path / "recipes") for each in tmp_path.glob("recipes/*/*.yaml"))
+    words = start.replace("NAME", str(name.with_suffix(""))).split()
+
+    ended = launch(*words, "trainer.num_nodes=2", "trainer.num_devices=2", folder=tmp_path)
+
+    assert ended.status == 0, ended.out + ended.err
+    assert (tmp_path / "killed").exists()
+    steps = [each.step for each in named(tmp_path / "runs/train", "step")]
+    assert steps == list(range(1, 17))
+    assert "faults      1, " in ended.out
+    assert (tmp_path / "model.pt").exists()
 
 
 @pytest.mark.parametrize("words", [f"more than {NOTE_BYTES_MAX >> 20} MiB at once", "`--shards N`"])

@@ -6,12 +6,19 @@ from typing import Any
 
 import pytest
 
+from launcher.clusters.agent import agent_command
+from launcher.job import Job
 from tests.launcher.script_job import RECIPE, refused, script_job
-from tests.launcher.shipped import shipped_job
+from tests.launcher.shipped import shipped_job, with_values
 
 OURS = shipped_job("llama/llama3_tiny_everything", "local").model_dump(mode="json")
 SHM = {"resources__shm_gib": 1}
 TIERED = OURS["resilience"]["tiered"]
+RECOVERS = {
+    "resilience__checkpointless": OURS["resilience"]["checkpointless"],
+    "trainer__max_restarts": 0,
+    **SHM,
+}
 
 
 @pytest.mark.parametrize(
@@ -22,8 +29,17 @@ TIERED = OURS["resilience"]["tiered"]
         *(
             pytest.param({f"resilience__{name}": OURS["resilience"][name], **SHM},
                          f"resilience.{name} does not fit trainer.kind 'script'", id=name)
-            for name in ("checkpointless", "elastic", "faults")
+            for name in ("elastic", "faults")
         ),
+        pytest.param({**RECOVERS, "trainer__environment": "none"},
+                     "trainer.environment 'none' does not fit resilience.checkpointless",
+                     id="alone"),
+        pytest.param({**RECOVERS, "trainer__python": "/opt/bin/python"},
+                     "trainer.python '/opt/bin/python' does not fit resilience.checkpointless",
+                     id="interpreter"),
+        pytest.param({**RECOVERS, "trainer__entry": "accelerate"},
+                     "trainer.entry 'accelerate' does not fit resilience.checkpointless",
+                     id="executable"),
         pytest.param({"resilience__tiered": TIERED},
                      "resilience.tiered.ram.budget_mib null cannot be worked out", id="budget"),
         pytest.param({"trainer__entry": "accelerate launch"},
@@ -86,3 +102,17 @@ def test_a_trainer_of_ours_needs_a_model_and_data() -> None:
 
     with pytest.raises(ValueError, match=r"no value for 'model'.*\n.*no value for 'data'"):
         type(shipped_job(RECIPE, "local")).model_validate(content)
+
+
+def test_a_script_may_recover_within_a_step() -> None:
+    """With one count of restarts: that of all workers is refused."""
+    values = {name.replace("__", "."): each for name, each in RECOVERS.items()}
+    job = Job.model_validate(with_values(shipped_job(RECIPE, "local"), values))
+
+    words = agent_command(
+        job, python="python", rdzv_endpoint="a:1", rdzv_id="r", node="n", token_file="t"
+    )
+    # A spare waits at the program's begin: its set-up needs a rank.
+    assert "--warm=program" not in words
+    (found,) = refused(**{**RECOVERS, "trainer__max_restarts": 3})
+    assert found.startswith("trainer.max_restarts 3 and resilience.checkpointless")
