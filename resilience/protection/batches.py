@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+
 from resilience.errors import StateError
 
 
@@ -72,13 +74,25 @@ class Batches:
         return found
 
     def _begin_epoch(self, epoch: int) -> None:
-        for name in ("sampler", "batch_sampler"):
-            sampler = getattr(self._loader, name, None)
-            if sampler is not None and hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(epoch)
+        for owner in _owners(self._loader):
+            if hasattr(owner, "set_epoch"):
+                owner.set_epoch(epoch)
         if getattr(self._loader, "persistent_workers", False):
             # An iterator that is used again draws no seed, and its workers keep their generators.
             self._loader._iterator = None  # type: ignore[attr-defined]  # noqa: SLF001
         self._seed_at("epoch", epoch)
+        for owner in _owners(self._loader):
+            generator = getattr(owner, "generator", None)
+            if isinstance(generator, torch.Generator):
+                # One of the loader's own has drawn for the epochs before, in this process alone.
+                generator.manual_seed(torch.initial_seed())
         self._iterator = iter(self._loader)
         self._epoch, self._position = epoch, 0
+
+
+def _owners(loader: Any) -> list[Any]:
+    """Return a loader and what chooses its samples."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    found = [loader, getattr(loader, "sampler", None), batch_sampler]
+    found.append(getattr(batch_sampler, "sampler", None))
+    return list({id(each): each for each in found if each is not None}.values())

@@ -38,6 +38,8 @@ from resilience.state.transfer_buffer import TransferBuffer
 
 _NEVER = torch.iinfo(torch.int64).max
 _FATAL = (StateError, StateLostError)
+_is_there = False
+"""Whether this process takes the steps of a run already."""
 
 
 class RetryStep(BaseException):
@@ -57,6 +59,9 @@ class Engine(Protocol):
     @property
     def step(self) -> int:
         """Return how many steps count."""
+
+    def begin_at(self, step: int) -> None:
+        """Begin with a state that has seen so many steps; before the first `settle`."""
 
     def settle(self) -> None:
         """Follow what a fault has left to do, if there was one; then all ranks are at one step."""
@@ -93,6 +98,10 @@ class Alone:
         self.rank = rank_info().rank
         self.step = self.done = 0
         binding.take_groups()
+
+    def begin_at(self, step: int) -> None:
+        """Begin with a state that has seen so many steps."""
+        self.step = self.done = step
 
     def settle(self) -> None:
         """Do nothing."""
@@ -144,10 +153,14 @@ class Recovering:
         self._error: BaseException | None = None
         self._is_due = True
         """The plan of the generation has not been carried out yet."""
-        self.done = 0
+        self.done = self._first = 0
         set_up = current_set_up()
         self._is_new = set_up is not None and set_up.is_replay
         longest_s, self._notes = _end_set_up()
+        global _is_there  # noqa: PLW0603 - a process has one place in its run
+        if _is_there:
+            raise StateError("protect a second time in this process; protect all models at once")
+        _is_there = True
         buffer = TransferBuffer(
             handles.transfer_file, handles.num_local_ranks, handles.transfer_bytes
         )
@@ -174,6 +187,10 @@ class Recovering:
     def step(self) -> int:
         """Return how many steps count."""
         return self._recovery.step
+
+    def begin_at(self, step: int) -> None:
+        """Begin with a state that has seen so many steps; before the first `settle`."""
+        self.done = self._first = step
 
     # ---- generations
 
@@ -263,7 +280,7 @@ class Recovering:
         Torch's wrappers bring all ranks to one rank's weights in their first set-up; a process
         that has run its set-up alone is given them here.
         """
-        if self.step:
+        if self.step > self._first:
             raise StateLostError(
                 f"{fallback.reason}; start the run again, from the program's own checkpoint"
             )
@@ -279,7 +296,7 @@ class Recovering:
             transfer_buffer=None,
             local_ranks=members.layout.local_ranks,
         )
-        return 0
+        return self._first
 
     # ---- steps
 

@@ -9,7 +9,8 @@ for batch in run.steps(loader, until=1000):
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import wraps
 from types import TracebackType
@@ -26,7 +27,7 @@ from resilience.errors import StateError
 from resilience.inprocess.handles import read_handles
 from resilience.inprocess.lasting import LastingGroup
 from resilience.protection.batches import Batches
-from resilience.protection.engine import Alone, Engine, Recovering
+from resilience.protection.engine import Alone, Engine, Recovering, RetryStep
 from resilience.protection.models import bind, detach
 from resilience.protection.state import ProtectedState
 from resilience.script import log
@@ -72,8 +73,10 @@ class Run:
         self.state = ProtectedState(core, optimizers, also)
         self._functions: list[tuple[int, Callable[[int], object]]] = []
         self._is_in_step = self._may_communicate = False
+        self._has_batch = self._is_looping = self._must_retry = self._is_checked = False
         self._update: AbstractContextManager[None] | None = None
         self._logged: dict[str, Any] | None = None
+        self._optimizers = optimizers
         for own in optimizers:
             own.register_step_pre_hook(self._before_optimizer)
         for other in also:
@@ -100,8 +103,12 @@ class Run:
         """Return the batches of the steps up to number `until`, epoch after epoch of the loader.
 
         A step that is run again gets the same batches. With `accumulate` a step gets a list of as
-        many batches; those that are left over at an epoch's end are left out.
+        many batches; those that are left over at an epoch's end are left out. Raises StateError
+        where it is called a second time.
         """
+        if self._is_looping:
+            raise StateError("run.steps() a second time; one loop takes all steps of a run")
+        self._is_looping = True
         return _Steps(self, Batches(loader, accumulate, self._seed_at), until=until)
 
     def step(self) -> AbstractContextManager[None]:
@@ -116,6 +123,23 @@ class Run:
         if num_steps < 1:
             raise ValueError(f"every {num_steps} steps; allowed: 1 and more")
         self._functions.append((num_steps, function))
+
+    def stop(self) -> None:
+        """End the loop once this step counts; called by all ranks in the same step."""
+        if not self._is_in_step:
+            raise StateError("run.stop() outside `with run.step():`; stop within the step")
+        self.state.move_cursor({**self.state.cursor, "is_last": True})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how many steps count and where in the loader they end, for a checkpoint."""
+        return {"step": self.index, "cursor": dict(self.state.cursor)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Begin where a checkpoint ends; called by all ranks, before the loop."""
+        if self._is_looping:
+            raise StateError("run.load_state_dict() after run.steps(); load before the loop")
+        self._engine.begin_at(state_dict["step"])
+        self.state.move_cursor(dict(state_dict["cursor"]))
 
     def log(self, **values: Any) -> None:
         """Log values with the number of steps taken, once this one counts; see `resilience.log`."""
@@ -135,7 +159,13 @@ class Run:
             cursor, found = batches.read(self.state.cursor, engine.step)
             self.state.move_cursor(cursor)
             engine.keep("step", self.state.snapshot())
+            self._has_batch = True
             return found
+
+    def _is_last(self) -> bool:
+        """Return whether the last step that counts has called `stop`."""
+        cursor = self.state.cursor
+        return bool(cursor.get("is_last")) and cursor["step"] < self.index
 
     def _end(self) -> bool:
         """Return whether all ranks have ended their last step; else a step is to be run again."""
@@ -176,8 +206,16 @@ class Run:
     def _begin(self) -> None:
         if self._is_in_step:
             raise StateError("`with run.step():` within another one")
+        if not self._has_batch:
+            raise StateError(
+                "`with run.step():` without a batch of its own; take one step for each batch of "
+                "run.steps()"
+            )
+        self._has_batch = self._must_retry = False
         self._is_in_step, self._update, self._logged = True, None, None
         self._engine.begin_step()
+        for each in self._optimizers:
+            each.zero_grad()  # what is left of the step before would be lost by a fault
         self._seed_at("step", self._engine.step)
 
     def _before_optimizer(self, optimizer: Optimizer, given: Sequence[Any], named: Any) -> None:
@@ -191,8 +229,15 @@ class Run:
         self._enter_update()
 
     def _enter_update(self) -> None:
-        if self._is_in_step and self._update is None:
+        if not self._is_in_step or self._update is not None:
+            return
+        if self._must_retry:
+            raise RetryStep  # the program has caught the first one
+        try:
             self._update = self._engine.pass_gate(self._binding.share_buffers)
+        except RetryStep:
+            self._must_retry = True
+            raise
 
     def _leave(self, given: BaseException | None) -> bool:
         """End a step; returns whether its error is swallowed, and the step run again."""
@@ -200,8 +245,10 @@ class Run:
         try:
             if error is None:
                 self._enter_update()  # where nothing was updated
-                assert self._update is not None
-                self._update.__exit__(None, None, None)
+                update, self._update = self._update, None
+                assert update is not None
+                update.__exit__(None, None, None)
+                self._check_optimizers()
         except BaseException as problem:  # noqa: BLE001 - judged below
             error = problem
         finally:
@@ -217,6 +264,12 @@ class Run:
         if error is not given:
             raise error
         return False
+
+    def _check_optimizers(self) -> None:
+        """Raise StateError after the first step where the optimizers' state cannot travel."""
+        if not self._is_checked:
+            self.state.describe()
+            self._is_checked = True
 
     def _check_collective(self, name: str) -> None:
         if self._is_in_step and self._update is not None:
@@ -237,12 +290,28 @@ class Run:
 class _Steps(Iterator[Any]):
     def __init__(self, run: Run, batches: Batches, *, until: int) -> None:
         self._run, self._batches, self._until = run, batches, until
+        self._is_over = False
+
+    def __del__(self) -> None:
+        """Say that the program has left the loop, since the run will call that a fault."""
+        if not self._is_over:
+            sys.stderr.write(
+                f"the loop over run.steps() was left at step {self._run.index} of {self._until}, "
+                "where the other ranks wait for this one; to end early, call run.stop() in the "
+                "step\n"
+            )
 
     def __next__(self) -> Any:
         run = self._run
+        if run._has_batch:  # noqa: SLF001
+            raise StateError(
+                "no `with run.step():` for the last batch, so that it would come again; put what "
+                "leaves a batch out into the step"
+            )
         run._engine.settle()  # noqa: SLF001
-        while run.index >= self._until:
+        while run.index >= self._until or run._is_last():  # noqa: SLF001
             if run._end():  # noqa: SLF001
+                self._is_over = True
                 raise StopIteration
             run._engine.settle()  # noqa: SLF001
         return run._next(self._batches)  # noqa: SLF001

@@ -100,13 +100,24 @@ class ProtectedState:
         self._write_small(_decode(rest["small"]))
 
     def describe(self) -> str:
-        """Return what the optimizers have made in their steps."""
+        """Return what the optimizers have made in their steps.
+
+        Raises StateError for what no other process could be given.
+        """
         rows = []
         for number, optimizer in enumerate(self._optimizers):
             for parameter, state in optimizer.state.items():
-                for key, value in state.items():
-                    rows.append([number, self._names[id(parameter)], key, *_kind(value)])
-        return json.dumps(rows)
+                name, kind = self._names.get(id(parameter)), type(optimizer).__name__
+                if name is None:
+                    raise StateError(f"{kind} keeps state of {parameter!r}, which is no parameter")
+                rows += [[number, name, key, *_kind(value)] for key, value in state.items()]
+        try:
+            return json.dumps(rows)
+        except TypeError as error:
+            raise StateError(
+                f"an optimizer keeps something for a parameter that is neither a tensor nor plain "
+                f"data: {error}; take another optimizer"
+            ) from error
 
     def grow(self, description: str) -> None:
         """Make what another rank's optimizers have made, to receive into; the rest of it goes."""

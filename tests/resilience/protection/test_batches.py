@@ -36,9 +36,12 @@ class Drawn:
         return torch.rand(2) + number
 
 
-def make_loader(num_workers: int, *, keeps: bool = False) -> DataLoader[Any]:
+def make_loader(
+    num_workers: int, *, keeps: bool = False, generator: torch.Generator | None = None
+) -> DataLoader[Any]:
     return DataLoader(
         Drawn(),  # type: ignore[arg-type]
+        generator=generator,
         batch_size=3,
         shuffle=True,
         num_workers=num_workers,
@@ -85,6 +88,13 @@ def test_process_that_joins_reads_the_same(num_workers: int, keeps: bool, step: 
         cursor, batch = Batches(make_loader(num_workers, keeps=keeps), 1, seed).read(before, step)
         assert cursor == found[step][0]
         assert torch.equal(batch, found[step][1])
+
+
+def test_process_that_joins_reads_the_same_from_a_loader_with_a_generator() -> None:
+    found = read_all(make_loader(0, generator=torch.Generator()), 9)
+
+    loader = make_loader(0, generator=torch.Generator())
+    assert torch.equal(Batches(loader, 1, seed).read(found[6][0], 6)[1], found[6][1])
 
 
 def test_loader_with_too_few_batches_is_refused() -> None:

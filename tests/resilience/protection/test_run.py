@@ -63,6 +63,11 @@ def take_step(run: resilience.Run, act: Any) -> None:
         pytest.param("step_outside", "optimizer.step() outside `with run.step():`", id="update"),
         pytest.param("log_outside", "run.log() outside `with run.step():`", id="log"),
         pytest.param("closure", "optimizer.step(closure) computes gradients after", id="closure"),
+        pytest.param("twice", "`with run.step():` without a batch of its own", id="twice"),
+        pytest.param("left_out", "no `with run.step():` for the last batch", id="left-out"),
+        pytest.param("two_loops", "run.steps() a second time", id="two-loops"),
+        pytest.param("late_load", "run.load_state_dict() after run.steps()", id="late-load"),
+        pytest.param("stop_outside", "run.stop() outside `with run.step():`", id="stop"),
         pytest.param("nested", "`with run.step():` within another one", id="nested"),
     ],
 )
@@ -78,10 +83,73 @@ def test_misuse_is_named_with_its_remedy(act: str, words: str) -> None:
         "log_outside": lambda: run.log(loss=1.0),
         "closure": lambda: take_step(run, lambda: optimizer.step(lambda: 1.0)),
         "nested": lambda: take_step(run, nest),
+        "twice": lambda: [(nest(), nest()) for _ in run.steps([1], until=1)],
+        "left_out": lambda: list(run.steps([1], until=2)),
+        "two_loops": lambda: (run.steps([1], until=1), run.steps([1], until=2)),
+        "late_load": lambda: (run.steps([1], until=1), run.load_state_dict(run.state_dict())),
+        "stop_outside": run.stop,
     }
     with pytest.raises(StateError) as raised:
         acts[act]()
     assert str(raised.value).startswith(words)
+
+
+def test_stop_ends_the_loop_once_the_step_counts() -> None:
+    run, *_ = make_run()
+
+    for _ in run.steps([1, 2], until=10):
+        with run.step():
+            if run.index == 3:
+                run.stop()
+
+    assert run.index == 4
+
+
+def test_loop_that_is_left_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    run, *_ = make_run()
+
+    for _ in run.steps([1, 2], until=10):
+        with run.step():
+            pass
+        break
+
+    assert "the loop over run.steps() was left at step 1 of 10, where" in capsys.readouterr().err
+
+
+def test_checkpoint_of_ones_own_is_continued_with_the_same_batches_and_numbers() -> None:
+    def train(run: resilience.Run, model: nn.Module, optimizer: SGD, until: int) -> list[float]:
+        losses = []
+        for inputs in run.steps([torch.full((3, 2), float(n)) for n in range(3)], until=until):
+            with run.step():
+                loss = model(inputs).square().mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        return losses
+
+    whole = train(*make_run(), 7)
+    first, model, optimizer = make_run()
+    begun = train(first, model, optimizer, 4)
+    saved = first.state_dict()
+    second, other, its_optimizer = make_run()
+    other.load_state_dict(model.state_dict())
+    its_optimizer.load_state_dict(optimizer.state_dict())
+    second.load_state_dict(saved)
+
+    assert begun + train(second, other, its_optimizer, 7) == whole
+
+
+def test_optimizer_whose_state_cannot_travel_is_refused_in_its_first_step() -> None:
+    class Odd(SGD):
+        def step(self, closure: Any = None) -> None:
+            self.state[self.param_groups[0]["params"][0]]["odd"] = object()
+
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    run = resilience.protect(model, Odd(model.parameters(), lr=0.1))
+
+    with pytest.raises(StateError, match="neither a tensor nor plain data"):
+        take_step(run, lambda: None if run.index else run._optimizers[0].step())
 
 
 def test_functions_are_called_every_so_many_steps_or_refused() -> None:
