@@ -31,22 +31,35 @@ _OURS = re.compile(
 """All that a daemon leaves in its arena beside the lock."""
 _NOTES = "arenas"
 """Folder in that of the run with a file for each node, which has the name of the node's arena."""
-_ARENA = re.compile(r"memoryd-\d+-\w{8}-[^/\s]+")
+_ARENA = re.compile(r"memoryd-\d+-[0-9a-f]{10}-\w{8}-[^/\s]+")
 
 
 def open_arena(run_dir: Path, node: str) -> Path:
     """Return the arena of a run's node; makes a new one where this user has none on this machine.
 
-    The next start of the node finds the arena again. Raises OSError.
+    The next start of the node finds the arena again. Raises OSError, with nothing made.
     """
+    place = _place(run_dir)
+    note = run_dir / _NOTES / f"{place}-{node}"
     folder = read_arenas(run_dir).get(node)
-    if folder is None or not is_own(folder):
-        name = {"prefix": f"memoryd-{os.geteuid()}-", "suffix": f"-{node}"}
-        folder = Path(tempfile.mkdtemp(dir=SHARED_MEMORY, **name))
-        note = run_dir / _NOTES / f"{_place(run_dir)}-{node}"
+    if folder is not None and is_own(folder):
+        return folder
+    # Where the run's folder was removed meanwhile, the arena of the run before is still there.
+    left = [each for each in find_arenas(run_dir) if each.name.endswith(f"-{node}")]
+    folder = left[0] if left else _make_arena(place, node)
+    try:
         note.parent.mkdir(exist_ok=True)
         replace_text(note, folder.name, node)
+    except OSError:
+        if not left:
+            folder.rmdir()
+        raise
     return folder
+
+
+def _make_arena(place: str, node: str) -> Path:
+    prefix = f"memoryd-{os.geteuid()}-{place}-"
+    return Path(tempfile.mkdtemp(dir=SHARED_MEMORY, prefix=prefix, suffix=f"-{node}"))
 
 
 def read_arenas(run_dir: Path) -> dict[str, Path]:
@@ -56,10 +69,19 @@ def read_arenas(run_dir: Path) -> dict[str, Path]:
     """
     found = {}
     for note in sorted((run_dir / _NOTES).glob(f"{_place(run_dir)}-*")):
-        name = note.read_text("utf-8")
+        name = ""
+        with suppress(OSError):  # a note that cannot be read names none
+            name = note.read_text("utf-8", errors="replace")
         if _ARENA.fullmatch(name):
             found[note.name.partition("-")[2]] = SHARED_MEMORY / name
     return found
+
+
+def find_arenas(run_dir: Path) -> list[Path]:
+    """Return this user's arenas of the run on this machine, also those that no note names."""
+    named = read_arenas(run_dir).values()
+    beside = SHARED_MEMORY.glob(f"memoryd-{os.geteuid()}-{_place(run_dir)}-*")
+    return sorted(filter(is_own, {*named, *beside}))
 
 
 def _place(run_dir: Path) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.clusters.running.cluster import Cleaned, RunFolder
 from resilience.data.errors import CacheFolderError
 from resilience.data.folder import remove_root
-from resilience.tiered.arena_folder import SHARED_MEMORY, is_own, read_arenas, remove_arena
+from resilience.tiered.arena_folder import SHARED_MEMORY, find_arenas, remove_arena
 
 
 def batch_folder(run: RunFolder) -> Path | None:
@@ -19,11 +19,6 @@ def batch_folder(run: RunFolder) -> Path | None:
         return None
     digest = hashlib.blake2b(str(run.path.resolve()).encode(), digest_size=6).hexdigest()
     return Path(settings.folder or SHARED_MEMORY) / f"{run.job.name}-{digest}"
-
-
-def find_arenas(run_dir: Path) -> list[Path]:
-    """Return the arenas of the run's nodes on this machine."""
-    return sorted(filter(is_own, read_arenas(run_dir).values()))
 
 
 def has_checkpoints(run_dir: Path) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters.running.memory import find_arenas
+from resilience.tiered.arena_folder import find_arenas
 from resilience.tiered.client import TieredClient
 from resilience.tiered.memoryd.local import SOCKET_NAME
 from tests.launcher.command import TIMEOUT_S

@@ -9,10 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters.running.memory import find_arenas
 from resilience.tiered import arena_folder
 from resilience.tiered.arena import Arena
-from resilience.tiered.arena_folder import open_arena, read_arenas, remove_arena, remove_expired
+from resilience.tiered.arena_folder import (
+    find_arenas,
+    open_arena,
+    read_arenas,
+    remove_arena,
+    remove_expired,
+)
 from tests.resilience.tiered.daemons import MIB, Daemon, load, make_content, make_id, save
 from tests.waiting import wait_until
 
@@ -62,6 +67,47 @@ def test_another_users_folder_takes_no_arenas_place(
     assert second != first
     assert read_arenas(run) == {"node-0": second, "node-1": other}
     assert find_arenas(run) == sorted((second, other))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a run's folder; arenas are made in `memory` beside it."""
+    for each in ("memory", "run"):
+        (tmp_path / each).mkdir()
+    monkeypatch.setattr(arena_folder, "SHARED_MEMORY", tmp_path / "memory")
+    return tmp_path / "run"
+
+
+def test_arena_of_a_removed_folder_is_found_again(run: Path) -> None:
+    first = open_arena(run, "node-0")
+    shutil.rmtree(run)
+    run.mkdir()
+
+    assert find_arenas(run) == [first]
+    assert open_arena(run, "node-0") == first
+    assert read_arenas(run) == {"node-0": first}
+
+
+def test_arena_that_cannot_be_noted_is_not_made(run: Path) -> None:
+    (run / "arenas").write_text("a file")
+
+    with pytest.raises(OSError, match="arenas"):
+        open_arena(run, "node-0")
+    assert names(run.parent / "memory") == set()
+
+
+@pytest.mark.parametrize("damage", ["bytes", "folder", "elsewhere"])
+def test_note_that_is_damaged_names_no_arena(run: Path, damage: str) -> None:
+    first = open_arena(run, "node-0")
+    (note,) = (run / "arenas").iterdir()
+    note.unlink()
+    if damage == "folder":
+        note.mkdir()
+    else:
+        note.write_bytes(b"\xff\xfe" if damage == "bytes" else b"../../tmp/x")
+
+    assert read_arenas(run) == {}
+    assert find_arenas(run) == [first]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters.running.memory import find_arenas
 from resilience.events import EventReader
-from resilience.tiered.arena_folder import remove_arena
+from resilience.tiered.arena_folder import find_arenas, remove_arena
 
 pytest.importorskip("torch", reason="a worker needs torch")
 LIMIT_S = 240
