@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -22,6 +23,11 @@ class Batches:
     ) -> None:
         if num_batches < 1:
             raise ValueError(f"accumulate is {num_batches}; allowed: 1 and more")
+        if isinstance(loader, Iterator):
+            raise StateError(
+                f"run.steps() got a {type(loader).__name__}, which can be read once; give it the "
+                "loader or list behind that"
+            )
         self._loader = loader
         self._num_batches = num_batches
         self._seed_at = seed_at
@@ -53,8 +59,9 @@ class Batches:
 
     def _hand_out(self) -> Any:
         assert self._held is not None
-        batches = self._held[1]
-        return batches[0] if self._num_batches == 1 else list(batches)
+        # A program may write to its batch, and the step may be run again.
+        batches = copy.deepcopy(self._held[1])
+        return batches[0] if self._num_batches == 1 else batches
 
     def _read_at(self, epoch: int, position: int) -> list[Any] | None:
         """Return the batches from a position on; None where the epoch ends before the last."""

@@ -270,9 +270,23 @@ class Recovering:
         at = torch.tensor([-1 if self._is_new else self.step])
         members.group.allreduce([at], _op(dist.ReduceOp.MAX)).wait()
         is_there = not self._is_new and self.step == int(at)
-        done = torch.tensor([self.done if is_there else _NEVER])
-        members.group.allreduce([done], _op(dist.ReduceOp.MIN)).wait()
-        return int(at), int(done) if int(done) != _NEVER else 0
+        own = self._place_in_data() if is_there else [_NEVER, _NEVER]
+        least = torch.tensor([self.done if is_there else _NEVER, *own])
+        members.group.allreduce([least], _op(dist.ReduceOp.MIN)).wait()
+        done, *place = least.tolist()
+        if place != own and own[0] != _NEVER:
+            raise StateError(
+                f"rank {members.rank} is at epoch and batch {own} of its loader, and another rank "
+                f"at {place}; give all ranks epochs of one length"
+            )
+        return int(at), 0 if done == _NEVER else done
+
+    def _place_in_data(self) -> list[int]:
+        """Return where the batches of this step begin; no place where they were not read yet."""
+        cursor = self._state.cursor
+        if cursor.get("step") != self.step:
+            return [_NEVER, _NEVER]
+        return [cursor["epoch"], cursor["position"]]
 
     def _start(self, fallback: Fallback) -> int:
         """Begin with what the programs of all ranks have made.

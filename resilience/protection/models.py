@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -73,7 +72,7 @@ class DdpBinding:
         self._ddp = ddp
         detach(ddp)
         self._reducer = _BackwardReducer(ddp.module)
-        self._buffers: Sequence[Tensor] = list(ddp.module.buffers()) if shares else []
+        self._shares_buffers = shares
         ddp.register_forward_pre_hook(self._before_forward)
 
     def take_groups(self) -> None:
@@ -87,7 +86,8 @@ class DdpBinding:
     def share_buffers(self) -> None:
         """Have all ranks hold rank 0's buffers, as DDP has them before each forward."""
         by_type: dict[torch.dtype, list[Tensor]] = {}
-        for each in self._buffers:
+        # Read anew: a forward may put another tensor in a buffer's place.
+        for each in self._ddp.module.buffers() if self._shares_buffers else ():
             by_type.setdefault(each.dtype, []).append(each.detach())
         for buffers in by_type.values():
             # By Python, whose waits end with their generation: those of DDP's own call do not.
@@ -188,6 +188,8 @@ class _BackwardReducer(GradientReducer):
 
 
 def _check_ddp(ddp: DistributedDataParallel) -> None:
+    if ddp._use_python_reducer:
+        raise StateError("the model is protected already; one protect takes all models of a run")
     refused = {
         "find_unused_parameters": ddp.find_unused_parameters,
         "static_graph": ddp.static_graph,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import wraps
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
@@ -107,7 +107,7 @@ class Run:
         where it is called a second time.
         """
         if self._is_looping:
-            raise StateError("run.steps() a second time; one loop takes all steps of a run")
+            self._refuse("run.steps() a second time; one loop takes all steps of a run")
         self._is_looping = True
         return _Steps(self, Batches(loader, accumulate, self._seed_at), until=until)
 
@@ -120,6 +120,8 @@ class Run:
 
         It may communicate, and is called again where a fault has struck on any rank meanwhile.
         """
+        if self._is_looping:
+            self._refuse("run.every() after run.steps(); name functions before the loop")
         if num_steps < 1:
             raise ValueError(f"every {num_steps} steps; allowed: 1 and more")
         self._functions.append((num_steps, function))
@@ -127,7 +129,7 @@ class Run:
     def stop(self) -> None:
         """End the loop once this step counts; called by all ranks in the same step."""
         if not self._is_in_step:
-            raise StateError("run.stop() outside `with run.step():`; stop within the step")
+            self._refuse("run.stop() outside `with run.step():`; stop within the step")
         self.state.move_cursor({**self.state.cursor, "is_last": True})
 
     def state_dict(self) -> dict[str, Any]:
@@ -137,14 +139,14 @@ class Run:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Begin where a checkpoint ends; called by all ranks, before the loop."""
         if self._is_looping:
-            raise StateError("run.load_state_dict() after run.steps(); load before the loop")
+            self._refuse("run.load_state_dict() after run.steps(); load before the loop")
         self._engine.begin_at(state_dict["step"])
         self.state.move_cursor(dict(state_dict["cursor"]))
 
     def log(self, **values: Any) -> None:
         """Log values with the number of steps taken, once this one counts; see `resilience.log`."""
         if not self._is_in_step:
-            raise StateError("run.log() outside `with run.step():`; log within the step")
+            self._refuse("run.log() outside `with run.step():`; log within the step")
         self._logged = {**(self._logged or {}), **values}
 
     # ---- the loop
@@ -207,7 +209,7 @@ class Run:
         if self._is_in_step:
             raise StateError("`with run.step():` within another one")
         if not self._has_batch:
-            raise StateError(
+            self._refuse(
                 "`with run.step():` without a batch of its own; take one step for each batch of "
                 "run.steps()"
             )
@@ -220,7 +222,7 @@ class Run:
 
     def _before_optimizer(self, optimizer: Optimizer, given: Sequence[Any], named: Any) -> None:
         if not self._is_in_step:
-            raise StateError("optimizer.step() outside `with run.step():`; step within it")
+            self._refuse("optimizer.step() outside `with run.step():`; step within it")
         if len(given) > 1 or named.get("closure") is not None:
             raise StateError(
                 "optimizer.step(closure) computes gradients after all ranks have agreed on theirs; "
@@ -265,6 +267,13 @@ class Run:
             raise error
         return False
 
+    def _refuse(self, words: str) -> NoReturn:
+        """Raise StateError with these words; a run with agents ends with them, too."""
+        error = StateError(words)
+        if not self._is_in_step:  # else the end of the step tells the agent
+            self._engine.fail(error)
+        raise error
+
     def _check_optimizers(self) -> None:
         """Raise StateError after the first step where the optimizers' state cannot travel."""
         if not self._is_checked:
@@ -278,9 +287,9 @@ class Run:
                 "alone; put it before optimizer.step()"
             )
         if not self._is_in_step and not self._may_communicate:
-            raise StateError(
-                f"{name} outside a step, which a process that joins does not call; give a "
-                "function that communicates to run.every()"
+            self._refuse(
+                f"{name} outside a step, which a process that joins does not call; put forward and "
+                "backward into the step, and give a function that communicates to run.every()"
             )
 
     def _seed_at(self, *place: object) -> None:
@@ -304,7 +313,7 @@ class _Steps(Iterator[Any]):
     def __next__(self) -> Any:
         run = self._run
         if run._has_batch:  # noqa: SLF001
-            raise StateError(
+            run._refuse(  # noqa: SLF001
                 "no `with run.step():` for the last batch, so that it would come again; put what "
                 "leaves a batch out into the step"
             )

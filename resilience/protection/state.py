@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler, _refresh_per_optimizer_state
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from resilience.errors import StateError
 from resilience.state.view import NamedTensor
@@ -72,7 +73,8 @@ class ProtectedState:
         for root, module in self._modules.items():
             for name, parameter in module.named_parameters():
                 self._names.setdefault(id(parameter), f"{root}/parameter/{name}")
-        self._check_optimizers()
+        self._check_optimizers(model)
+        self._shape = self._read_shape()
         self.write_rest(self.read_rest())
 
     # ---- what StateView asks
@@ -141,7 +143,15 @@ class ProtectedState:
     # ---- a step that is run again
 
     def snapshot(self) -> Snapshot:
-        """Return a copy of all that a step may change before its gate."""
+        """Return a copy of all that a step may change before its gate.
+
+        Raises StateError where requires_grad or the parameter groups have changed.
+        """
+        if self._read_shape() != self._shape:
+            raise StateError(
+                "requires_grad or an optimizer's parameters have changed since protect, which a "
+                "process that joins does not see; set them before"
+            )
         buffers = [each.detach().clone() for each in self._buffers()]
         small = copy.deepcopy((self._read_small(), self.cursor))
         return Snapshot(small=small, buffers=buffers)
@@ -177,33 +187,65 @@ class ProtectedState:
         for module in self._modules.values():
             yield from module.buffers()
 
+    def _all_modules(self) -> Iterator[nn.Module]:
+        for root in self._modules.values():
+            yield from root.modules()
+
     def _read_small(self) -> dict[str, Any]:
         groups = [
             [{key: each[key] for key in each if key != "params"} for each in optimizer.param_groups]
             for optimizer in self._optimizers
         ]
-        return {"groups": groups, "also": [each.state_dict() for each in self._small]}  # type: ignore[attr-defined]
+        return {
+            "groups": groups,
+            "also": [each.state_dict() for each in self._small],  # type: ignore[attr-defined]
+            "training": [each.training for each in self._all_modules()],
+        }
 
     def _write_small(self, small: dict[str, Any]) -> None:
         for optimizer, groups in zip(self._optimizers, small["groups"], strict=True):
             for group, options in zip(optimizer.param_groups, groups, strict=True):
                 group.update(options)
+        for module, is_training in zip(self._all_modules(), small["training"], strict=True):
+            module.train(is_training)
         for each, state in zip(self._small, small["also"], strict=True):
             each.load_state_dict(state)  # type: ignore[attr-defined]
             if isinstance(each, GradScaler):
                 # Its state_dict leaves out that unscale_ was called: a second call is refused.
                 each._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)  # noqa: SLF001
 
-    def _check_optimizers(self) -> None:
+    def _read_shape(self) -> tuple[list[bool], list[int]]:
+        """Return what a loop may not change: which parameters are trained, and by which group."""
+        trained = [p.requires_grad for m in self._modules.values() for p in m.parameters()]
+        groups = [len(g["params"]) for o in self._optimizers for g in o.param_groups]
+        return trained, groups
+
+    def _check_optimizers(self, model: nn.Module) -> None:
+        updated: set[int] = set()
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
+                    updated.add(id(parameter))
                     if id(parameter) not in self._names:
                         raise StateError(
                             f"{type(optimizer).__name__} updates a parameter of shape "
                             f"{tuple(parameter.shape)} that is not in the model; give protect the "
                             "module that has it, in also="
                         )
+            if hasattr(optimizer.step, "_wrapped_by_lr_sched") and not any(
+                isinstance(each, LRScheduler) and each.optimizer is optimizer
+                for each in self._small
+            ):
+                raise StateError(
+                    f"a scheduler of {type(optimizer).__name__} is not in also=: add it, else a "
+                    "step that is run again steps it twice"
+                )
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and id(parameter) not in updated:
+                raise StateError(
+                    f"no optimizer that protect was given updates {name!r}; give it all optimizers "
+                    "of the model, or set requires_grad=False"
+                )
 
 
 def _local(tensor: Tensor) -> Tensor:

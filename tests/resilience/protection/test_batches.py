@@ -97,6 +97,19 @@ def test_process_that_joins_reads_the_same_from_a_loader_with_a_generator() -> N
     assert torch.equal(Batches(loader, 1, seed).read(found[6][0], 6)[1], found[6][1])
 
 
+def test_batch_that_the_program_writes_to_is_the_same_again() -> None:
+    batches = Batches([{"x": torch.ones(2)}], 1, seed)
+    cursor, first = batches.read({}, 0)
+    first["x"].mul_(7)
+
+    assert torch.equal(batches.read(cursor, 0)[1]["x"], torch.ones(2))
+
+
+def test_iterator_is_refused() -> None:
+    with pytest.raises(StateError, match="got a list_iterator, which can be read once"):
+        Batches(iter([1]), 1, seed)
+
+
 def test_loader_with_too_few_batches_is_refused() -> None:
     with pytest.raises(StateError, match="fewer batches in an epoch than the 3 of a step"):
         Batches([1, 2], 3, seed).read({}, 0)

@@ -105,6 +105,28 @@ def test_gradients_under_ddp_are_those_of_torch() -> None:
 
 
 @pytest.mark.usefixtures("world")
+def test_model_that_is_protected_already_is_refused() -> None:
+    model = DistributedDataParallel(nn.Linear(2, 1))
+    bind(model)
+
+    with pytest.raises(StateError, match="the model is protected already"):
+        bind(model)
+
+
+@pytest.mark.usefixtures("world")
+def test_buffer_that_a_forward_replaces_is_shared_as_well(monkeypatch: Any) -> None:
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    binding = bind(model)
+    model.module[1].running_mean = torch.full((2,), 3.0)  # type: ignore[index]
+    told = list[float]()
+    monkeypatch.setattr(dist, "broadcast", lambda flat, root: told.extend(flat.tolist()))
+
+    binding.share_buffers()
+
+    assert told.count(3.0) == 2
+
+
+@pytest.mark.usefixtures("world")
 def test_parameter_without_a_gradient_is_named() -> None:
     class Half(nn.Module):
         def __init__(self) -> None:

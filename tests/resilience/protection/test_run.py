@@ -67,6 +67,7 @@ def take_step(run: resilience.Run, act: Any) -> None:
         pytest.param("left_out", "no `with run.step():` for the last batch", id="left-out"),
         pytest.param("two_loops", "run.steps() a second time", id="two-loops"),
         pytest.param("late_load", "run.load_state_dict() after run.steps()", id="late-load"),
+        pytest.param("late_every", "run.every() after run.steps()", id="late-every"),
         pytest.param("stop_outside", "run.stop() outside `with run.step():`", id="stop"),
         pytest.param("nested", "`with run.step():` within another one", id="nested"),
     ],
@@ -87,6 +88,7 @@ def test_misuse_is_named_with_its_remedy(act: str, words: str) -> None:
         "left_out": lambda: list(run.steps([1], until=2)),
         "two_loops": lambda: (run.steps([1], until=1), run.steps([1], until=2)),
         "late_load": lambda: (run.steps([1], until=1), run.load_state_dict(run.state_dict())),
+        "late_every": lambda: (run.steps([1], until=1), run.every(1, print)),
         "stop_outside": run.stop,
     }
     with pytest.raises(StateError) as raised:

@@ -120,3 +120,44 @@ def test_optimizer_of_other_parameters_is_refused() -> None:
 
     with pytest.raises(StateError, match=r"Adam updates a parameter of shape \(3, 2\) that is not"):
         ProtectedState(model, [Adam(nn.Linear(2, 3).parameters())], [])
+
+
+def test_forgotten_scheduler_is_refused() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    scheduler = MultiStepLR(optimizer, milestones=[1])
+
+    with pytest.raises(StateError, match="a scheduler of SGD is not in also=: add it"):
+        ProtectedState(model, [optimizer], [])
+    ProtectedState(model, [optimizer], [scheduler])
+
+
+def test_parameter_of_another_optimizer_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+
+    with pytest.raises(StateError, match=r"no optimizer that protect was given updates '1.weight'"):
+        ProtectedState(model, [SGD(model[0].parameters(), lr=0.1)], [])
+
+
+def test_modes_of_modules_are_put_back_and_travel() -> None:
+    state, model, *_ = make()
+    snapshot, rest = state.snapshot(), state.read_rest()
+
+    model.eval()
+    state.restore(snapshot)
+    assert model.training
+    model[1].eval()  # type: ignore[index, operator]
+    state.write_rest(rest)
+    assert all(each.training for each in model.modules())
+
+
+@pytest.mark.parametrize("change", ["frozen", "group"])
+def test_parameters_that_a_loop_freezes_or_adds_are_refused(change: str) -> None:
+    state, model, optimizer, _ = make()
+    if change == "frozen":
+        model.requires_grad_(requires_grad=False)
+    else:
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+    with pytest.raises(StateError, match="requires_grad or an optimizer's parameters have changed"):
+        state.snapshot()
