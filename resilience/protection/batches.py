@@ -87,7 +87,8 @@ class Batches:
         if getattr(self._loader, "persistent_workers", False):
             # An iterator that is used again draws no seed, and its workers keep their generators.
             self._loader._iterator = None  # type: ignore[attr-defined]  # noqa: SLF001
-        self._seed_at("epoch", epoch)
+        # A sampler may split one permutation between the ranks.
+        self._seed_at("epoch", epoch, is_shared=True)
         for owner in _owners(self._loader):
             generator = getattr(owner, "generator", None)
             if isinstance(generator, torch.Generator):

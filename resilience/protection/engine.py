@@ -271,7 +271,8 @@ class Recovering:
         members.group.allreduce([at], _op(dist.ReduceOp.MAX)).wait()
         is_there = not self._is_new and self.step == int(at)
         own = self._place_in_data() if is_there else [_NEVER, _NEVER]
-        least = torch.tensor([self.done if is_there else _NEVER, *own])
+        # Of a process that is lost it is not known whether it has ended its functions.
+        least = torch.tensor([self.done if is_there else -1, *own])
         members.group.allreduce([least], _op(dist.ReduceOp.MIN)).wait()
         done, *place = least.tolist()
         if place != own and own[0] != _NEVER:
@@ -279,7 +280,7 @@ class Recovering:
                 f"rank {members.rank} is at epoch and batch {own} of its loader, and another rank "
                 f"at {place}; give all ranks epochs of one length"
             )
-        return int(at), 0 if done == _NEVER else done
+        return int(at), done
 
     def _place_in_data(self) -> list[int]:
         """Return where the batches of this step begin; no place where they were not read yet."""

@@ -74,6 +74,8 @@ class Run:
         self._functions: list[tuple[int, Callable[[int], object]]] = []
         self._is_in_step = self._may_communicate = False
         self._has_batch = self._is_looping = self._must_retry = self._is_checked = False
+        self._is_over = False
+        """All ranks have ended their last step."""
         self._update: AbstractContextManager[None] | None = None
         self._logged: dict[str, Any] | None = None
         self._optimizers = optimizers
@@ -108,8 +110,12 @@ class Run:
         """
         if self._is_looping:
             self._refuse("run.steps() a second time; one loop takes all steps of a run")
+        try:
+            batches = Batches(loader, accumulate, self._seed_at)
+        except (StateError, ValueError) as error:
+            self._refuse(str(error))
         self._is_looping = True
-        return _Steps(self, Batches(loader, accumulate, self._seed_at), until=until)
+        return _Steps(self, batches, until=until)
 
     def step(self) -> AbstractContextManager[None]:
         """Return the block in which the program takes one step: forward to scheduler and log."""
@@ -134,7 +140,8 @@ class Run:
 
     def state_dict(self) -> dict[str, Any]:
         """Return how many steps count and where in the loader they end, for a checkpoint."""
-        return {"step": self.index, "cursor": dict(self.state.cursor)}
+        cursor = {key: each for key, each in self.state.cursor.items() if key != "is_last"}
+        return {"step": self.index, "cursor": cursor}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Begin where a checkpoint ends; called by all ranks, before the loop."""
@@ -158,9 +165,12 @@ class Run:
             engine.settle()
             if not self._call_functions() or not engine.mark(Activity.DATA):
                 continue
-            cursor, found = batches.read(self.state.cursor, engine.step)
-            self.state.move_cursor(cursor)
-            engine.keep("step", self.state.snapshot())
+            try:
+                cursor, found = batches.read(self.state.cursor, engine.step)
+                self.state.move_cursor(cursor)
+                engine.keep("step", self.state.snapshot())
+            except StateError as error:
+                self._refuse(str(error))
             self._has_batch = True
             return found
 
@@ -177,7 +187,7 @@ class Run:
                 break
         if not self._engine.finish():
             return False
-        self._may_communicate = True  # after the loop
+        self._is_over = self._may_communicate = True
         return True
 
     def _call_functions(self) -> bool:
@@ -270,7 +280,7 @@ class Run:
     def _refuse(self, words: str) -> NoReturn:
         """Raise StateError with these words; a run with agents ends with them, too."""
         error = StateError(words)
-        if not self._is_in_step:  # else the end of the step tells the agent
+        if not self._is_in_step and not self._is_over:  # else the end of the step tells the agent
             self._engine.fail(error)
         raise error
 
@@ -292,8 +302,9 @@ class Run:
                 "backward into the step, and give a function that communicates to run.every()"
             )
 
-    def _seed_at(self, *place: object) -> None:
-        seed_from("/".join(map(str, (self._seed, *place, self._engine.rank))))
+    def _seed_at(self, *place: object, is_shared: bool = False) -> None:
+        own = () if is_shared else (self._engine.rank,)
+        seed_from("/".join(map(str, (self._seed, *place, *own))))
 
 
 class _Steps(Iterator[Any]):

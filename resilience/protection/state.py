@@ -145,12 +145,12 @@ class ProtectedState:
     def snapshot(self) -> Snapshot:
         """Return a copy of all that a step may change before its gate.
 
-        Raises StateError where requires_grad or the parameter groups have changed.
+        Raises StateError where requires_grad, parameter groups or forms of buffers have changed.
         """
         if self._read_shape() != self._shape:
             raise StateError(
-                "requires_grad or an optimizer's parameters have changed since protect, which a "
-                "process that joins does not see; set them before"
+                "requires_grad, an optimizer's parameters, or a buffer's shape or type have "
+                "changed since protect, which a process that joins does not see; set them before"
             )
         buffers = [each.detach().clone() for each in self._buffers()]
         small = copy.deepcopy((self._read_small(), self.cursor))
@@ -214,11 +214,16 @@ class ProtectedState:
                 # Its state_dict leaves out that unscale_ was called: a second call is refused.
                 each._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)  # noqa: SLF001
 
-    def _read_shape(self) -> tuple[list[bool], list[int]]:
-        """Return what a loop may not change: which parameters are trained, and by which group."""
+    def _read_shape(self) -> tuple[list[bool], list[int], list[Any]]:
+        """Return what a loop may not change: trained parameters, their groups, forms of buffers."""
         trained = [p.requires_grad for m in self._modules.values() for p in m.parameters()]
         groups = [len(g["params"]) for o in self._optimizers for g in o.param_groups]
-        return trained, groups
+        forms = [
+            (name, tuple(each.shape), each.dtype)
+            for module in self._modules.values()
+            for name, each in module.named_buffers()
+        ]
+        return trained, groups, forms
 
     def _check_optimizers(self, model: nn.Module) -> None:
         updated: set[int] = set()

@@ -14,8 +14,8 @@ from resilience.protection.batches import Batches
 from resilience.state.rng import seed_from
 
 
-def seed(*place: object) -> None:
-    seed_from("/".join(map(str, place)))
+def seed(*place: object, is_shared: bool = False) -> None:
+    seed_from("/".join(map(str, (*place, is_shared))))
 
 
 def read_all(loader: Any, num_steps: int, num_batches: int = 1) -> list[tuple[dict[str, Any], Any]]:

@@ -105,6 +105,7 @@ def test_stop_ends_the_loop_once_the_step_counts() -> None:
                 run.stop()
 
     assert run.index == 4
+    assert "is_last" not in run.state_dict()["cursor"], "a checkpoint is continued"
 
 
 def test_loop_that_is_left_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,6 +153,27 @@ def test_optimizer_whose_state_cannot_travel_is_refused_in_its_first_step() -> N
 
     with pytest.raises(StateError, match="neither a tensor nor plain data"):
         take_step(run, lambda: None if run.index else run._optimizers[0].step())
+
+
+def test_epochs_permutation_is_the_same_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sampler may give each rank its part of one."""
+    found = []
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        run, *_ = make_run()
+        order: list[int] = []
+        for each in run.steps(Permuted(), until=8):
+            order.append(each)
+            with run.step():
+                pass
+        found.append(order)
+
+    assert found[0] == found[1]
+
+
+class Permuted:
+    def __iter__(self) -> Any:
+        return iter(torch.randperm(8).tolist())
 
 
 def test_functions_are_called_every_so_many_steps_or_refused() -> None:

@@ -151,13 +151,15 @@ def test_modes_of_modules_are_put_back_and_travel() -> None:
     assert all(each.training for each in model.modules())
 
 
-@pytest.mark.parametrize("change", ["frozen", "group"])
+@pytest.mark.parametrize("change", ["frozen", "group", "buffer"])
 def test_parameters_that_a_loop_freezes_or_adds_are_refused(change: str) -> None:
     state, model, optimizer, _ = make()
     if change == "frozen":
         model.requires_grad_(requires_grad=False)
+    elif change == "buffer":
+        model[1].running_mean = torch.zeros(3, dtype=torch.float64)  # type: ignore[index, union-attr]
     else:
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
 
-    with pytest.raises(StateError, match="requires_grad or an optimizer's parameters have changed"):
+    with pytest.raises(StateError, match="requires_grad, an optimizer's parameters, or a buffer"):
         state.snapshot()

@@ -29,6 +29,7 @@ class Ended:
             if (path := out / f"end-{rank}.json").exists()
         }
         self.fired = sorted(each.name for each in out.glob("fired-*"))
+        self.saved = {each.name for each in out.glob("saved-*")}
         self.steps: dict[tuple[int, int], set[str]] = {}
         for rank in range(NUM_RANKS):
             path = out / f"steps-{rank}"
@@ -40,6 +41,7 @@ class Ended:
         """Fail where bits differ: of the state, or of values in a step that another run had."""
         assert len(self.ends) == NUM_RANKS
         assert self.ends == other.ends
+        assert self.saved == other.saved
         # A rank that died after its update has no values of that step.
         assert {place: self.steps[place] - other.steps[place] for place in self.steps} == {
             place: set() for place in self.steps

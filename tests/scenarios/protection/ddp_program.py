@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from faults import Faults, note, write_digest
+from faults import OUT, Faults, note, write_digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -22,6 +22,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=16)
     run = faults.protect(model, optimizer, also=[scheduler])
+    run.every(4, lambda step: (OUT / f"saved-{step}-{dist.get_rank()}").touch())
     for inputs, targets in run.steps(loader, until=2 * len(loader)):
         with run.step():
             loss = (model(inputs) - targets).square().mean()
@@ -34,6 +35,7 @@ def main() -> None:
             optimizer.zero_grad()
             run.log(loss=loss.item())
             note(run, loss=loss.item(), lr=scheduler.get_last_lr())
+        faults.reach("below")
     write_digest(run)
     dist.barrier()
     dist.destroy_process_group()

@@ -18,7 +18,8 @@ MORE = {"ddp": ("tail", "scheduler"), "fsdp": ("tail",), "many": ("tail", "evalu
     [
         pytest.param(
             "ddp",
-            "1@3:forward:exception 2@5:gate:kill 0@7:after_update:kill 3@9:scheduler:exception",
+            "1@3:forward:exception 2@5:gate:kill 0@7:after_update:kill 3@9:scheduler:exception "
+            "0@12:below:kill",
             id="ddp",
         ),
         pytest.param(
