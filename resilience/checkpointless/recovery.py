@@ -368,13 +368,14 @@ class Recovery:
         self.mark = replace(self.mark, phase=Phase.COMPUTING, gradient_generation=-1)
 
     @contextmanager
-    def commit(self, members: Members) -> Iterator[None]:
+    def commit(self, members: Members, place: str = "") -> Iterator[None]:
         """Pass the gate, then run the block, which ends the update of this step.
 
         All that changes gradients was called before, on this rank as on every
         other; what a device still has to do of it is waited for here. The block
         may hold no collective. Raises BrokenError where the gate was not passed,
-        CorruptionError where this rank's state is not what its last update left.
+        CorruptionError where this rank's state is not what its last update left,
+        StateError where ranks are at different places of their program.
         """
         step = self.mark.step
         await_kernels(self._on_devices)
@@ -383,7 +384,7 @@ class Recovery:
         self._reach("gate", step)
         self._check_digest(step)
         self.mark = replace(self.mark, phase=Phase.ENTERED)
-        members.gate.enter(step, lock=members.lock, is_current=members.is_current)
+        members.gate.enter(step, lock=members.lock, is_current=members.is_current, place=place)
         self.mark = replace(self.mark, phase=Phase.PASSED)
         self._reach("before_update", step)
         self._before_update()

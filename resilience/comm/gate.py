@@ -6,7 +6,7 @@ Rules, each of which a test switches off to see something break:
   seen by the host.
 - It counts: every rank adds (1, step, step squared) to a cleared buffer. The gate is passed
   only where these are world size times what this rank gave. The squares tell ranks whose
-  steps differ and only add up.
+  steps differ and only add up. The place in the program is compared in the same way.
 - The sum is read while the lock that aborts take is held and the generation is current.
   An aborted collective on an accelerator ends like any other, over garbage.
 
@@ -16,6 +16,7 @@ have been passed by others: reports tell.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from resilience.errors import BrokenError
+from resilience.errors import BrokenError, StateError
 
 
 class GateChannel(Protocol):
@@ -50,17 +51,25 @@ class Gate:
         self._world_size = world_size
 
     def enter(
-        self, step: int, *, lock: AbstractContextManager[Any], is_current: Callable[[], bool]
+        self,
+        step: int,
+        *,
+        lock: AbstractContextManager[Any],
+        is_current: Callable[[], bool],
+        place: str = "",
     ) -> None:
         """Return once all ranks have entered for this step.
 
         `lock` is what every abort of this generation holds from before `is_current` turns
         false until the channel is aborted. Raises BrokenError where the gate was not passed,
-        or not for certain: the rank has then entered, and may not update.
+        or not for certain: the rank has then entered, and may not update. Raises StateError on
+        all ranks where their places in the program, `place`, differ.
         """
         if not is_current():
             raise BrokenError(f"the generation had ended before the gate of step {step}")
-        mine = (1, step, step**2)
+        # Of 24 bits, so that the sum of the squares of many thousand ranks has 63.
+        number = zlib.crc32(place.encode()) & 0xFFFFFF
+        mine = (1, step, step**2, number, number**2)
         buffer = torch.tensor(mine, dtype=torch.int64)
         try:
             self._channel.reduce(buffer)
@@ -70,10 +79,16 @@ class Gate:
             if not is_current():
                 raise BrokenError(f"the generation ended in the gate of step {step}")
             total = tuple(buffer.tolist())
-        if total != tuple(self._world_size * each for each in mine):
+        wanted = tuple(self._world_size * each for each in mine)
+        if total[:3] != wanted[:3]:
             raise BrokenError(
                 f"the gate of step {step} counts {total[0]} ranks with a sum of steps of "
                 f"{total[1]}, not {self._world_size} with {self._world_size * step}"
+            )
+        if total != wanted:
+            raise StateError(
+                f"this rank is at {place}, and another rank is not; all ranks have to take the "
+                "same steps with the same calls, over epochs of one length"
             )
 
 

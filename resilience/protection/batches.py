@@ -81,7 +81,7 @@ class Batches:
         return found
 
     def _begin_epoch(self, epoch: int) -> None:
-        for owner in _owners(self._loader):
+        for owner in find_owners(self._loader):
             if hasattr(owner, "set_epoch"):
                 owner.set_epoch(epoch)
         if getattr(self._loader, "persistent_workers", False):
@@ -89,7 +89,7 @@ class Batches:
             self._loader._iterator = None  # type: ignore[attr-defined]  # noqa: SLF001
         # A sampler may split one permutation between the ranks.
         self._seed_at("epoch", epoch, is_shared=True)
-        for owner in _owners(self._loader):
+        for owner in find_owners(self._loader):
             generator = getattr(owner, "generator", None)
             if isinstance(generator, torch.Generator):
                 # One of the loader's own has drawn for the epochs before, in this process alone.
@@ -98,7 +98,7 @@ class Batches:
         self._epoch, self._position = epoch, 0
 
 
-def _owners(loader: Any) -> list[Any]:
+def find_owners(loader: Any) -> list[Any]:
     """Return a loader and what chooses its samples."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     found = [loader, getattr(loader, "sampler", None), batch_sampler]

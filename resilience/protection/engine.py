@@ -8,6 +8,7 @@ done all that belongs to the step before.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 from resilience.checkpointless.plan import Fallback
 from resilience.checkpointless.recovery import Recovery
+from resilience.comm.messages import OTHER_SHARD_STATUS, Open
 from resilience.comm.page import Activity
 from resilience.comm.world import drop_groups, opening_groups
 from resilience.errors import BrokenError, StateError, StateLostError
@@ -33,13 +35,12 @@ from resilience.protection.state import ProtectedState, Snapshot
 from resilience.script import rank_info
 from resilience.state.layout import Layout
 from resilience.state.move import run_transfers
-from resilience.state.report import Report
+from resilience.state.report import SHARDS, Report
 from resilience.state.transfer_buffer import TransferBuffer
 
-_NEVER = torch.iinfo(torch.int64).max
 _FATAL = (StateError, StateLostError)
-_is_there = False
-"""Whether this process takes the steps of a run already."""
+_taking: Recovering | None = None
+"""What takes the steps of a run in this process already."""
 
 
 class RetryStep(BaseException):
@@ -78,11 +79,15 @@ class Engine(Protocol):
     def begin_step(self) -> None:
         """Begin a forward."""
 
-    def pass_gate(self, before: Callable[[], None]) -> AbstractContextManager[None]:
+    def pass_gate(self, before: Callable[[], None], place: str) -> AbstractContextManager[None]:
         """Return what the update runs in, entered, once every rank's gradients are complete.
 
-        `before` may communicate. Raises RetryStep where the step is to be run again.
+        `before` may communicate. Raises RetryStep where the step is to be run again, StateError
+        where ranks are at different places of the program.
         """
+
+    def meet_at(self, place: str) -> None:
+        """Return once all ranks are at this place; raises StateError where they are not."""
 
     def fail(self, error: BaseException) -> bool:
         """Note the fault of a step; returns whether it ends the run instead."""
@@ -120,7 +125,7 @@ class Alone:
     def begin_step(self) -> None:
         """Do nothing."""
 
-    def pass_gate(self, before: Callable[[], None]) -> AbstractContextManager[None]:
+    def pass_gate(self, before: Callable[[], None], place: str) -> AbstractContextManager[None]:
         """Return what the update runs in; it has no gate."""
         before()
         update = self._count()
@@ -131,6 +136,9 @@ class Alone:
     def _count(self) -> Iterator[None]:
         yield
         self.step += 1
+
+    def meet_at(self, place: str) -> None:
+        """Do nothing: ranks that differ wait for each other, as without protection."""
 
     def fail(self, error: BaseException) -> bool:
         """Return True: nothing is recovered."""
@@ -154,13 +162,12 @@ class Recovering:
         self._is_due = True
         """The plan of the generation has not been carried out yet."""
         self.done = self._first = 0
+        self._layout_rank: int | None = None
         set_up = current_set_up()
         self._is_new = set_up is not None and set_up.is_replay
         longest_s, self._notes = _end_set_up()
-        global _is_there  # noqa: PLW0603 - a process has one place in its run
-        if _is_there:
-            raise StateError("protect a second time in this process; protect all models at once")
-        _is_there = True
+        global _taking  # noqa: PLW0603 - a process has one place in its run
+        _taking = self
         buffer = TransferBuffer(
             handles.transfer_file, handles.num_local_ranks, handles.transfer_bytes
         )
@@ -196,9 +203,9 @@ class Recovering:
 
     def _report(self, *, rank: int, node: str, generation: int) -> Report:
         own = self._recovery.report(rank=rank, node=node, generation=generation)
-        return replace(own, rest={PAST_SET_UP: True})
+        return replace(own, rest={PAST_SET_UP: True, SHARDS: self._binding.num_shards})
 
-    def _meet(self, opening: Any = None, error: BaseException | None = None) -> None:
+    def _meet(self, opening: Open | None = None, error: BaseException | None = None) -> None:
         """Leave the generation that an error has ended, and enter the next one that opens."""
         while True:
             if error is not None:
@@ -215,11 +222,14 @@ class Recovering:
                 self._is_due = True
                 return
 
-    def _enter(self, opening: Any) -> None:
-        members = self._members = self._session.make(opening)
+    def _enter(self, opening: Open) -> None:
+        if self._layout_rank not in (None, opening.rank):
+            # The program has made its groups, shards and samplers for the rank that it had.
+            os._exit(OTHER_SHARD_STATUS)
+        self._layout_rank = opening.rank
+        members = self._members = self._session.make(self._in_shards(opening))
         seat = members.layout.seat(members.rank)
         self._state.take_place(seat.replica, seat.shard)
-        self._check_layout(members)
         if teller_of_notes(opening) == members.rank:
             write_notes(self._session.link.open_store(members.number), self._notes)
         self._session.enter(members)
@@ -228,13 +238,11 @@ class Recovering:
         drop_groups(before)
         self._binding.take_groups()
 
-    def _check_layout(self, members: Generation) -> None:
-        wanted, found = self._binding.num_shards, members.layout.num_shards
-        if wanted != found:
-            raise StateError(
-                f"the model has {wanted} shards a copy and the run {found}; start the agents with "
-                f"--shards {wanted}"
-            )
+    def _in_shards(self, opening: Open) -> Open:
+        """Return an opening whose ranks hold what the program's mesh gives them."""
+        own = self._binding.num_shards
+        layout = replace(opening.layout, num_shards=own, is_sharded=own > 1)
+        return replace(opening, layout=layout)
 
     def settle(self) -> None:
         """Follow what a fault has left to do, if there was one; then all ranks are at one step."""
@@ -270,24 +278,10 @@ class Recovering:
         at = torch.tensor([-1 if self._is_new else self.step])
         members.group.allreduce([at], _op(dist.ReduceOp.MAX)).wait()
         is_there = not self._is_new and self.step == int(at)
-        own = self._place_in_data() if is_there else [_NEVER, _NEVER]
         # Of a process that is lost it is not known whether it has ended its functions.
-        least = torch.tensor([self.done if is_there else -1, *own])
-        members.group.allreduce([least], _op(dist.ReduceOp.MIN)).wait()
-        done, *place = least.tolist()
-        if place != own and own[0] != _NEVER:
-            raise StateError(
-                f"rank {members.rank} is at epoch and batch {own} of its loader, and another rank "
-                f"at {place}; give all ranks epochs of one length"
-            )
-        return int(at), done
-
-    def _place_in_data(self) -> list[int]:
-        """Return where the batches of this step begin; no place where they were not read yet."""
-        cursor = self._state.cursor
-        if cursor.get("step") != self.step:
-            return [_NEVER, _NEVER]
-        return [cursor["epoch"], cursor["position"]]
+        done = torch.tensor([self.done if is_there else -1])
+        members.group.allreduce([done], _op(dist.ReduceOp.MIN)).wait()
+        return int(at), int(done)
 
     def _start(self, fallback: Fallback) -> int:
         """Begin with what the programs of all ranks have made.
@@ -300,11 +294,13 @@ class Recovering:
                 f"{fallback.reason}; start the run again, from the program's own checkpoint"
             )
         members = self._members
-        is_new = torch.zeros(members.world_size, dtype=torch.int64)
-        is_new[members.rank] = self._is_new
-        members.group.allreduce([is_new]).wait()
+        told = torch.zeros(members.world_size, 2, dtype=torch.int64)
+        told[members.rank] = torch.tensor([self._is_new, self._first])
+        members.group.allreduce([told]).wait()
+        is_new = [bool(each) for each in told[:, 0]]
+        self._first = find_first_step(told.tolist())
         run_transfers(
-            plan_first_state(members.layout, [bool(each) for each in is_new]),
+            plan_first_state(members.layout, is_new),
             view=self._state,
             rank=members.rank,
             group=members.group,
@@ -337,12 +333,12 @@ class Recovering:
         self._recovery.begin()
         self.mark(Activity.FORWARD)
 
-    def pass_gate(self, before: Callable[[], None]) -> AbstractContextManager[None]:
+    def pass_gate(self, before: Callable[[], None], place: str) -> AbstractContextManager[None]:
         """Return what the update runs in, entered, once every rank's gradients are complete."""
         try:
             self._members.check()
             before()
-            update = self._recovery.commit(self._members)
+            update = self._recovery.commit(self._members, place)
             update.__enter__()
         except _FATAL:
             raise
@@ -356,9 +352,15 @@ class Recovering:
         self._meet(error=error)
         update = self._recovery.roll_forward(self._members)
         if update is None:
+            self._recovery.begin()  # no later plan may end the update of this step
             raise RetryStep
         update.__enter__()
         return update
+
+    def meet_at(self, place: str) -> None:
+        """Return once all ranks are at this place of the program."""
+        members = self._members
+        members.gate.enter(self.step, lock=members.lock, is_current=members.is_current, place=place)
 
     def fail(self, error: BaseException) -> bool:
         """Note the fault of a step; returns whether it ends the run instead."""
@@ -404,6 +406,31 @@ def _op(operation: Any) -> Any:
 
 def _never_apply(step: int) -> None:
     raise AssertionError("an update is rolled forward by the program itself")
+
+
+def refuse_second() -> None:
+    """Raise StateError where this process takes the steps of a run already; the run ends by it."""
+    if _taking is not None:
+        error = StateError("protect a second time in this process; protect all models at once")
+        _taking.fail(error)
+        raise error
+
+
+def find_first_step(told: Sequence[Sequence[int]]) -> int:
+    """Return the step that a run begins with, of (is_new, step) of each rank.
+
+    A rank whose set-up was replayed may have found a newer checkpoint than the others did. Raises
+    StateError where the others differ. Pure.
+    """
+    found = {step for is_new, step in told if not is_new}
+    if len(found) > 1:
+        raise StateError(
+            f"ranks begin with different steps: {', '.join(map(str, sorted(found)))}; have all "
+            "ranks load one checkpoint with run.load_state_dict()"
+        )
+    if not found:
+        raise StateLostError("no rank of the first set-up is left; start the run again")
+    return found.pop()
 
 
 def plan_first_state(layout: Layout, is_new: Sequence[bool]) -> list[tuple[int, int, bool]]:

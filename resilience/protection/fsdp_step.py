@@ -89,6 +89,12 @@ def mesh_sizes(run: nn.Module | FSDPModule) -> tuple[int, ...]:
     return tuple(next(param_groups(run)).mesh_info.mesh.shape)
 
 
+def is_in_order(run: nn.Module | FSDPModule) -> bool:
+    """Return whether all meshes of a model have the ranks of the world, in their order."""
+    wanted = list(range(dist.get_world_size()))
+    return all(each.mesh_info.mesh.mesh.flatten().tolist() == wanted for each in param_groups(run))
+
+
 def param_groups(run: nn.Module | FSDPModule) -> Iterator[Any]:
     """Yield FSDP2's groups of parameters, in the order of their modules."""
     assert isinstance(run, nn.Module)

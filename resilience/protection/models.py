@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from resilience.comm.reducer import GradientReducer
 from resilience.errors import StateError
-from resilience.protection.fsdp_step import end_waits, leave_step, mesh_sizes
+from resilience.protection.fsdp_step import end_waits, is_in_order, leave_step, mesh_sizes
 from resilience.script import rank_info
 from resilience.state.torch_state import refuse_unshared
 
@@ -25,6 +25,8 @@ class Binding(Protocol):
 
     num_shards: int
     """Ranks that together hold one copy of the model."""
+    shares_buffers: bool
+    """Whether rank 0's buffers are those of all ranks."""
 
     def take_groups(self) -> None:
         """Take the groups of a new generation."""
@@ -40,6 +42,7 @@ class PlainBinding:
     """A module that communicates nothing."""
 
     num_shards = 1
+    shares_buffers = False
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -72,7 +75,7 @@ class DdpBinding:
         self._ddp = ddp
         detach(ddp)
         self._reducer = _BackwardReducer(ddp.module)
-        self._shares_buffers = shares
+        self.shares_buffers = shares and any(True for _ in ddp.module.buffers())
         ddp.register_forward_pre_hook(self._before_forward)
 
     def take_groups(self) -> None:
@@ -87,7 +90,7 @@ class DdpBinding:
         """Have all ranks hold rank 0's buffers, as DDP has them before each forward."""
         by_type: dict[torch.dtype, list[Tensor]] = {}
         # Read anew: a forward may put another tensor in a buffer's place.
-        for each in self._ddp.module.buffers() if self._shares_buffers else ():
+        for each in self._ddp.module.buffers() if self.shares_buffers else ():
             by_type.setdefault(each.dtype, []).append(each.detach())
         for buffers in by_type.values():
             # By Python, whose waits end with their generation: those of DDP's own call do not.
@@ -115,6 +118,8 @@ class FsdpBinding:
     Raises StateError for a mesh without copies: a lost shard would be nowhere.
     """
 
+    shares_buffers = False
+
     def __init__(self, model: FSDPModule) -> None:
         assert isinstance(model, nn.Module)
         self._model: Any = model
@@ -124,6 +129,11 @@ class FsdpBinding:
                 f"fully_shard over a mesh of {len(sizes)} axes keeps each shard once; give it a "
                 'mesh of two, init_device_mesh("cpu", (num_copies, num_shards), '
                 'mesh_dim_names=("copies", "shards"))'
+            )
+        if not is_in_order(model):
+            raise StateError(
+                "fully_shard over a mesh that does not have all ranks of the run in their order; "
+                'make it with init_device_mesh("cpu", (num_copies, num_shards), ...)'
             )
         refuse_unshared(model)
         self.num_shards = sizes[1]

@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from functools import wraps
-from types import TracebackType
+from contextlib import AbstractContextManager, contextmanager
+from enum import Enum, auto
+from functools import partial, wraps
 from typing import Any, NoReturn
 
 from torch import nn
@@ -26,10 +26,11 @@ from resilience.comm.page import Activity
 from resilience.errors import StateError
 from resilience.inprocess.handles import read_handles
 from resilience.inprocess.lasting import LastingGroup
-from resilience.protection.batches import Batches
-from resilience.protection.engine import Alone, Engine, Recovering, RetryStep
+from resilience.protection.batches import Batches, find_owners
+from resilience.protection.engine import Alone, Engine, Recovering, RetryStep, refuse_second
 from resilience.protection.models import bind, detach
 from resilience.protection.state import ProtectedState
+from resilience.protection.unregistered import StateWatch
 from resilience.script import log
 from resilience.state.rng import seed_from
 
@@ -40,16 +41,36 @@ def protect(
     also: Sequence[object] = (),
     *,
     seed: int = 0,
+    ignore: Sequence[str] = (),
 ) -> Run:
     """Return a run whose steps go on through faults, with the bits of a run without them.
 
     Called by every rank once its model, wrapped as it is trained, and its optimizers are made.
     `also` has all else that a step changes: schedulers, a GradScaler, an averaged model. torch,
-    NumPy and random are seeded at each step from `seed`, the step and the rank. Under an agent
-    that recovers, the run outlives faults; else its first fault ends it, and the bits are the
-    same. Raises StateError for what is not kept exact, with the remedy.
+    NumPy and random are seeded at each step from `seed`, the step and the rank. What else changes
+    in the first steps is named once on standard error, but for the variables of `ignore`. Under
+    an agent that recovers, the run outlives faults; else its first fault ends it, and the bits
+    are the same. Raises StateError for what is not kept exact, with the remedy.
     """
-    return Run(model, optimizer, also, seed=seed)
+    return Run(model, optimizer, also, seed=seed, ignore=ignore)
+
+
+class _Place(Enum):
+    """Where the program is."""
+
+    BEFORE = auto()
+    """Before the loop."""
+    BETWEEN = auto()
+    """In the loop, between two steps."""
+    WITH_BATCH = auto()
+    """The same, with a batch whose step has not begun."""
+    STEP = auto()
+    UNWOUND = auto()
+    """In a step that is to be run again, which the program has not left yet."""
+    FUNCTIONS = auto()
+    """In a function of `every`."""
+    AFTER = auto()
+    """All ranks have ended their last step, or an error has ended the run."""
 
 
 class Run:
@@ -62,7 +83,9 @@ class Run:
         also: Sequence[object],
         *,
         seed: int,
+        ignore: Sequence[str],
     ) -> None:
+        refuse_second()
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         self._seed = seed
         self._binding = bind(model)
@@ -71,22 +94,24 @@ class Run:
         core = model.module if isinstance(model, DistributedDataParallel) else model
         assert isinstance(core, nn.Module)
         self.state = ProtectedState(core, optimizers, also)
+        self._watch = StateWatch([self, model, *optimizers, *also], ignore)
         self._functions: list[tuple[int, Callable[[int], object]]] = []
-        self._is_in_step = self._may_communicate = False
-        self._has_batch = self._is_looping = self._must_retry = self._is_checked = False
-        self._is_over = False
-        """All ranks have ended their last step."""
+        self._place = _Place.BEFORE
+        self._until = 0
         self._update: AbstractContextManager[None] | None = None
         self._logged: dict[str, Any] | None = None
+        self._is_checked = False
         self._optimizers = optimizers
         for own in optimizers:
             own.register_step_pre_hook(self._before_optimizer)
         for other in also:
             if isinstance(other, GradScaler):
                 # A step that the scaler leaves out calls no optimizer.
-                _wrap(other, "step", after=self._enter_update)
+                _wrap(other, "step", after=lambda: self._enter_update("scaler.step()"))
             elif isinstance(other, AveragedModel):
-                _wrap(other, "update_parameters", before=self._enter_update)
+                enter = partial(self._enter_update, "update_parameters()")
+                _wrap(other, "update_parameters", before=enter)
+        core.register_forward_pre_hook(self._before_forward)
         self._engine = self._make_engine()
         LastingGroup.check_calls(self._check_collective)
 
@@ -108,34 +133,54 @@ class Run:
         many batches; those that are left over at an epoch's end are left out. Raises StateError
         where it is called a second time.
         """
-        if self._is_looping:
+        if self._place is not _Place.BEFORE:
             self._refuse("run.steps() a second time; one loop takes all steps of a run")
         try:
             batches = Batches(loader, accumulate, self._seed_at)
         except (StateError, ValueError) as error:
             self._refuse(str(error))
-        self._is_looping = True
-        return _Steps(self, batches, until=until)
+        self._place, self._until = _Place.BETWEEN, until
+        self._watch.know(find_owners(loader))
+        return self._loop(batches)
 
-    def step(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def step(self) -> Iterator[None]:
         """Return the block in which the program takes one step: forward to scheduler and log."""
-        return _Step(self)
+        self._begin()
+        try:
+            yield
+        except BaseException as error:
+            if not self._leave(error):
+                raise
+        else:
+            self._leave(None)
 
     def every(self, num_steps: int, function: Callable[[int], object]) -> None:
         """Call a function with the number of steps taken, after each `num_steps` of them.
 
         It may communicate, and is called again where a fault has struck on any rank meanwhile.
         """
-        if self._is_looping:
+        if self._place is not _Place.BEFORE:
             self._refuse("run.every() after run.steps(); name functions before the loop")
         if num_steps < 1:
-            raise ValueError(f"every {num_steps} steps; allowed: 1 and more")
+            self._refuse(f"run.every({num_steps}, ...); allowed: 1 and more")
         self._functions.append((num_steps, function))
 
     def stop(self) -> None:
-        """End the loop once this step counts; called by all ranks in the same step."""
-        if not self._is_in_step:
-            self._refuse("run.stop() outside `with run.step():`; stop within the step")
+        """End the loop once this step counts; called by all ranks in the same step.
+
+        In a step it is called before the first optimizer's, or in a function of `every`.
+        """
+        if self._update is not None:
+            self._refuse(
+                "run.stop() after optimizer.step(), where no other rank would learn of it; stop "
+                "before that, or in a function of run.every()"
+            )
+        if not self._is_in_step and self._place is not _Place.FUNCTIONS:
+            self._refuse(
+                "run.stop() between steps; stop in the step, before optimizer.step(), or in a "
+                "function of run.every()"
+            )
         self.state.move_cursor({**self.state.cursor, "is_last": True})
 
     def state_dict(self) -> dict[str, Any]:
@@ -145,7 +190,7 @@ class Run:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Begin where a checkpoint ends; called by all ranks, before the loop."""
-        if self._is_looping:
+        if self._place is not _Place.BEFORE:
             self._refuse("run.load_state_dict() after run.steps(); load before the loop")
         self._engine.begin_at(state_dict["step"])
         self.state.move_cursor(dict(state_dict["cursor"]))
@@ -158,37 +203,57 @@ class Run:
 
     # ---- the loop
 
-    def _next(self, batches: Batches) -> Any:
-        """Return the batches of the step that comes next."""
+    def _loop(self, batches: Batches) -> Iterator[Any]:
         engine = self._engine
         while True:
             engine.settle()
-            if not self._call_functions() or not engine.mark(Activity.DATA):
+            if not self._call_functions():
                 continue
+            if self.index >= self._until or self._is_last():
+                if engine.finish():
+                    self._place = _Place.AFTER
+                    return
+                continue  # a step, or a function, is to be run again
+            if not engine.mark(Activity.DATA):
+                continue
+            found = self._read(batches)
+            if engine.rank == 0:
+                # The program's frame is the one that runs this generator.
+                self._watch.look(sys._getframe(1))  # noqa: SLF001
             try:
-                cursor, found = batches.read(self.state.cursor, engine.step)
-                self.state.move_cursor(cursor)
-                engine.keep("step", self.state.snapshot())
-            except StateError as error:
-                self._refuse(str(error))
-            self._has_batch = True
-            return found
+                yield found
+            except GeneratorExit:
+                if self._place is not _Place.AFTER and not sys.is_finalizing():
+                    self._say_left()  # else an error has ended the program, with its words
+                raise
+            if self._place is _Place.WITH_BATCH:
+                self._refuse(
+                    "no `with run.step():` for the last batch, so that it would come again; put "
+                    "what leaves a batch out into the step"
+                )
+
+    def _read(self, batches: Batches) -> Any:
+        """Return the batches of the step that comes next."""
+        try:
+            cursor, found = batches.read(self.state.cursor, self.index)
+            self.state.move_cursor(cursor)
+            self._engine.keep("step", self.state.snapshot())
+        except StateError as error:
+            self._refuse(str(error))
+        self._place = _Place.WITH_BATCH
+        return found
+
+    def _say_left(self) -> None:
+        """Say that the program has left the loop, since the run will call that a fault."""
+        sys.stderr.write(
+            f"the loop over run.steps() was left at step {self.index} of {self._until}, where the "
+            "other ranks wait for this one; to end early, call run.stop() in the step\n"
+        )
 
     def _is_last(self) -> bool:
-        """Return whether the last step that counts has called `stop`."""
+        """Return whether the last step that counts, or a function after it, has called `stop`."""
         cursor = self.state.cursor
         return bool(cursor.get("is_last")) and cursor["step"] < self.index
-
-    def _end(self) -> bool:
-        """Return whether all ranks have ended their last step; else a step is to be run again."""
-        while True:
-            self._engine.settle()
-            if self._call_functions():
-                break
-        if not self._engine.finish():
-            return False
-        self._is_over = self._may_communicate = True
-        return True
 
     def _call_functions(self) -> bool:
         """Call what is due after the last step; returns False where that is to be done again."""
@@ -200,35 +265,57 @@ class Run:
         engine.keep("functions", self.state.snapshot())
         engine.mark(Activity.NOWHERE)
         self._seed_at("functions", step)
-        self._may_communicate = True
+        self._place = _Place.FUNCTIONS
         try:
             for function in due:
                 function(step)
+            self._binding.share_buffers()  # a forward may have changed each rank's own
+            engine.meet_at(self._describe("the end of the functions of run.every()"))
         except Exception as error:
             if engine.fail(error):
                 raise
             return False
         finally:
-            self._may_communicate = False
+            self._place = _Place.BETWEEN
         engine.note_done(step)
         return True
 
     # ---- a step
 
+    @property
+    def _is_in_step(self) -> bool:
+        return self._place in (_Place.STEP, _Place.UNWOUND)
+
+    def _describe(self, call: str) -> str:
+        """Return where this rank is; all ranks are to be there."""
+        cursor = self.state.cursor
+        words = [f"{call} in step {self.index} of {self._until}"]
+        words += ["the last by run.stop()"] if cursor.get("is_last") else []
+        words += [f"epoch {cursor['epoch']}", f"batch {cursor['position']}"]
+        every = ", ".join(str(number) for number, _ in self._functions)
+        words += [f"with functions every {every} steps"] if every else []
+        return ", ".join(words)
+
     def _begin(self) -> None:
         if self._is_in_step:
             raise StateError("`with run.step():` within another one")
-        if not self._has_batch:
+        if self._place is not _Place.WITH_BATCH:
             self._refuse(
                 "`with run.step():` without a batch of its own; take one step for each batch of "
                 "run.steps()"
             )
-        self._has_batch = self._must_retry = False
-        self._is_in_step, self._update, self._logged = True, None, None
+        self._place, self._update, self._logged = _Place.STEP, None, None
         self._engine.begin_step()
         for each in self._optimizers:
             each.zero_grad()  # what is left of the step before would be lost by a fault
         self._seed_at("step", self._engine.step)
+
+    def _before_forward(self, module: nn.Module, given: object) -> None:
+        if self._update is not None and module.training and self._binding.shares_buffers:
+            raise StateError(
+                "a forward in training mode after optimizer.step() changes buffers on each rank; "
+                "call model.eval() for it, or give it to run.every()"
+            )
 
     def _before_optimizer(self, optimizer: Optimizer, given: Sequence[Any], named: Any) -> None:
         if not self._is_in_step:
@@ -238,17 +325,18 @@ class Run:
                 "optimizer.step(closure) computes gradients after all ranks have agreed on theirs; "
                 "compute them before, and call step() without a closure"
             )
-        self._enter_update()
+        self._enter_update("optimizer.step()")
 
-    def _enter_update(self) -> None:
-        if not self._is_in_step or self._update is not None:
-            return
-        if self._must_retry:
+    def _enter_update(self, call: str) -> None:
+        if self._place is _Place.UNWOUND:
             raise RetryStep  # the program has caught the first one
+        if self._place is not _Place.STEP or self._update is not None:
+            return
         try:
-            self._update = self._engine.pass_gate(self._binding.share_buffers)
+            place = self._describe(call)
+            self._update = self._engine.pass_gate(self._binding.share_buffers, place)
         except RetryStep:
-            self._must_retry = True
+            self._place = _Place.UNWOUND
             raise
 
     def _leave(self, given: BaseException | None) -> bool:
@@ -256,23 +344,25 @@ class Run:
         step, error = self._engine.step, given
         try:
             if error is None:
-                self._enter_update()  # where nothing was updated
+                self._enter_update("the end of the step")  # where nothing was updated
                 update, self._update = self._update, None
                 assert update is not None
                 update.__exit__(None, None, None)
                 self._check_optimizers()
         except BaseException as problem:  # noqa: BLE001 - judged below
             error = problem
-        finally:
-            self._is_in_step = False
+        broken, self._update = self._update, None
+        self._place = _Place.BETWEEN
         if error is None:
             if self._logged is not None and self._engine.rank == 0:
                 log(step + 1, **self._logged)
             return False
-        if self._update is not None:
-            _abandon(self._update, error)
+        if broken is not None:
+            _abandon(broken, error)
         if not isinstance(error, GeneratorExit) and not self._engine.fail(error):
             return True
+        if not isinstance(error, GeneratorExit):
+            self._place = _Place.AFTER
         if error is not given:
             raise error
         return False
@@ -280,8 +370,10 @@ class Run:
     def _refuse(self, words: str) -> NoReturn:
         """Raise StateError with these words; a run with agents ends with them, too."""
         error = StateError(words)
-        if not self._is_in_step and not self._is_over:  # else the end of the step tells the agent
+        # Else the end of the step or of the functions tells the agent.
+        if self._place in (_Place.BEFORE, _Place.BETWEEN, _Place.WITH_BATCH):
             self._engine.fail(error)
+            self._place = _Place.AFTER
         raise error
 
     def _check_optimizers(self) -> None:
@@ -291,12 +383,12 @@ class Run:
             self._is_checked = True
 
     def _check_collective(self, name: str) -> None:
-        if self._is_in_step and self._update is not None:
+        if self._update is not None:
             raise StateError(
                 f"{name} between optimizer.step() and the end of the step, where a rank may be "
                 "alone; put it before optimizer.step()"
             )
-        if not self._is_in_step and not self._may_communicate:
+        if self._place in (_Place.BEFORE, _Place.BETWEEN, _Place.WITH_BATCH):
             self._refuse(
                 f"{name} outside a step, which a process that joins does not call; put forward and "
                 "backward into the step, and give a function that communicates to run.every()"
@@ -305,52 +397,6 @@ class Run:
     def _seed_at(self, *place: object, is_shared: bool = False) -> None:
         own = () if is_shared else (self._engine.rank,)
         seed_from("/".join(map(str, (self._seed, *place, *own))))
-
-
-class _Steps(Iterator[Any]):
-    def __init__(self, run: Run, batches: Batches, *, until: int) -> None:
-        self._run, self._batches, self._until = run, batches, until
-        self._is_over = False
-
-    def __del__(self) -> None:
-        """Say that the program has left the loop, since the run will call that a fault."""
-        if not self._is_over:
-            sys.stderr.write(
-                f"the loop over run.steps() was left at step {self._run.index} of {self._until}, "
-                "where the other ranks wait for this one; to end early, call run.stop() in the "
-                "step\n"
-            )
-
-    def __next__(self) -> Any:
-        run = self._run
-        if run._has_batch:  # noqa: SLF001
-            run._refuse(  # noqa: SLF001
-                "no `with run.step():` for the last batch, so that it would come again; put what "
-                "leaves a batch out into the step"
-            )
-        run._engine.settle()  # noqa: SLF001
-        while run.index >= self._until or run._is_last():  # noqa: SLF001
-            if run._end():  # noqa: SLF001
-                self._is_over = True
-                raise StopIteration
-            run._engine.settle()  # noqa: SLF001
-        return run._next(self._batches)  # noqa: SLF001
-
-
-class _Step(AbstractContextManager[None]):
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def __enter__(self) -> None:
-        self._run._begin()  # noqa: SLF001
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        return self._run._leave(error)  # noqa: SLF001
 
 
 def _wrapped(also: Sequence[object]) -> Iterator[DistributedDataParallel]:

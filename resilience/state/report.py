@@ -24,6 +24,9 @@ from typing import Any
 
 from resilience.state.layout import Layout
 
+SHARDS = "shards"
+"""In `rest`: of how many shards a copy is, where the program says so and not the layout."""
+
 
 class Phase(str, Enum):
     """How far a rank came in the step after its last update."""

@@ -17,7 +17,7 @@ from resilience.agent.coordination.events import Ended
 from resilience.agent.coordination.membership import Agreement, Membership, Roster, Stage, State
 from resilience.comm.messages import Ballot
 from resilience.state.layout import Layout
-from resilience.state.report import Phase
+from resilience.state.report import SHARDS, Phase
 
 GOES_ON = "goes on"
 TIE = "tie"
@@ -143,7 +143,13 @@ def find_given(state: State, *, is_late: bool) -> set[int]:
     if ended == empty:
         return empty
     here = {node for node in state.nodes if node is not None}
-    return empty if find_held(state, here) >= {*state.members.shards} else ended
+    return empty if find_held(state, here) >= _find_shards(state) else ended
+
+
+def _find_shards(generation: Membership) -> set[str]:
+    """Return the shards of a copy: as the ranks' program says, else as the layout does."""
+    told = max((int(each.rest.get(SHARDS, 0)) for each in generation.reports.values()), default=0)
+    return {str(each) for each in range(told)} if told > 1 else {*generation.members.shards}
 
 
 def find_held(generation: Membership, nodes: Collection[str]) -> set[str]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from resilience.comm.gate import Gate, GateChannel, GroupChannel
 from resilience.comm.leaders import LeaderGroup
 from resilience.comm.sockets import open_sockets, shut_down, sockets_since
-from resilience.errors import BrokenError
+from resilience.errors import BrokenError, StateError
 from resilience.testing.async_group import AsyncChannel, AsyncWorld, Garbage
 from tests.resilience.rank_processes import CONTEXT, TIMEOUT_S, run_ranks
 
@@ -97,6 +97,35 @@ class Seat:
         outcome = self.enter(step)
         watcher.join()
         return outcome
+
+
+@pytest.mark.parametrize(("first", "second"), [("a", "b"), ("a", ""), ("in step 3", "in step 4")])
+def test_ranks_at_different_places_of_their_program_are_told_apart(first: str, second: str) -> None:
+    """A sum that is world size times one rank's own has another sum of squares."""
+    sums = torch.zeros(5, dtype=torch.int64)
+    told = []
+
+    class Both:
+        def reduce(self, buffer: Tensor) -> None:
+            told.append(buffer.clone())
+            buffer.copy_(sums)
+
+    def enter(place: str) -> str:
+        try:
+            gate.enter(7, lock=threading.Lock(), is_current=lambda: True, place=place)
+        except (StateError, BrokenError) as error:
+            return str(error)
+        return "passed"
+
+    gate = Gate(Both(), world_size=2)
+    for place in (first, second):
+        enter(place)
+    sums = told[0] + told[1]
+
+    assert enter(first).startswith(f"this rank is at {first}, and another rank is not")
+    assert enter(second).startswith(f"this rank is at {second}, and another rank is not")
+    sums = 2 * told[0]
+    assert enter(first) == "passed"
 
 
 def all_enter(seat: Seat) -> list[str]:
@@ -265,7 +294,7 @@ pytestmark = pytest.mark.timeout(2 * TIMEOUT_S)
 GARBAGE = get_args(Garbage)
 SCENARIOS = [pytest.param(each, id=each.__name__) for each in EXPECTED]
 STEP = 3
-SHARE = torch.tensor([1, STEP, STEP**2])
+SHARE = torch.tensor([1, STEP, STEP**2, 0, 0])
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

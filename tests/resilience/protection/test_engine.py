@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.errors import StateLostError
-from resilience.protection.engine import plan_first_state
+from resilience.errors import StateError, StateLostError
+from resilience.protection.engine import find_first_step, plan_first_state
 from resilience.state.layout import Layout
 
 TWO_COPIES = Layout(nodes=("a", "b"), num_local_ranks=2, num_shards=2, is_sharded=True)
@@ -25,6 +25,17 @@ def test_new_processes_are_given_the_state_of_the_first_rank_that_has_their_shar
     layout: Layout, new: set[int], transfers: list[tuple[int, int, bool]]
 ) -> None:
     assert plan_first_state(layout, [rank in new for rank in range(4)]) == transfers
+
+
+def test_late_process_that_found_a_newer_checkpoint_begins_with_the_others() -> None:
+    assert find_first_step([(0, 4), (1, 6), (0, 4)]) == 4
+
+
+def test_run_ends_where_ranks_have_loaded_different_checkpoints() -> None:
+    with pytest.raises(StateError, match="begin with different steps: 4, 6; have all ranks load"):
+        find_first_step([(0, 4), (0, 6)])
+    with pytest.raises(StateLostError, match="no rank of the first set-up is left"):
+        find_first_step([(1, 4), (1, 4)])
 
 
 def test_run_ends_where_no_rank_of_the_first_set_up_has_a_shard() -> None:

@@ -67,6 +67,17 @@ def test_shards_without_copies_are_refused() -> None:
         bind(model)
 
 
+@pytest.mark.usefixtures("world")
+def test_shards_of_ranks_in_another_order_are_refused(monkeypatch: Any) -> None:
+    """A rank would be repaired from a rank that holds another shard."""
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("copies", "shards"))
+    model = fully_shard(nn.Linear(2, 1), mesh=mesh)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+
+    with pytest.raises(StateError, match="does not have all ranks of the run in their order"):
+        bind(model)
+
+
 def test_ranks_that_do_not_sum_their_gradients_are_refused(monkeypatch: Any) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
 

@@ -68,7 +68,9 @@ def take_step(run: resilience.Run, act: Any) -> None:
         pytest.param("two_loops", "run.steps() a second time", id="two-loops"),
         pytest.param("late_load", "run.load_state_dict() after run.steps()", id="late-load"),
         pytest.param("late_every", "run.every() after run.steps()", id="late-every"),
-        pytest.param("stop_outside", "run.stop() outside `with run.step():`", id="stop"),
+        pytest.param("stop_outside", "run.stop() between steps", id="stop"),
+        pytest.param("late_stop", "run.stop() after optimizer.step()", id="late-stop"),
+        pytest.param("never", "run.every(0, ...); allowed: 1 and more", id="every-0"),
         pytest.param("nested", "`with run.step():` within another one", id="nested"),
     ],
 )
@@ -90,6 +92,8 @@ def test_misuse_is_named_with_its_remedy(act: str, words: str) -> None:
         "late_load": lambda: (run.steps([1], until=1), run.load_state_dict(run.state_dict())),
         "late_every": lambda: (run.steps([1], until=1), run.every(1, print)),
         "stop_outside": run.stop,
+        "late_stop": lambda: take_step(run, lambda: (optimizer.step(), run.stop())),
+        "never": lambda: run.every(0, print),
     }
     with pytest.raises(StateError) as raised:
         acts[act]()
@@ -106,6 +110,17 @@ def test_stop_ends_the_loop_once_the_step_counts() -> None:
 
     assert run.index == 4
     assert "is_last" not in run.state_dict()["cursor"], "a checkpoint is continued"
+
+
+def test_stop_in_a_function_ends_the_loop_behind_it() -> None:
+    run, *_ = make_run()
+    run.every(2, lambda step: run.stop() if step == 4 else None)
+
+    for _ in run.steps([1, 2], until=10):
+        with run.step():
+            pass
+
+    assert run.index == 4
 
 
 def test_loop_that_is_left_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,13 +191,6 @@ class Permuted:
         return iter(torch.randperm(8).tolist())
 
 
-def test_functions_are_called_every_so_many_steps_or_refused() -> None:
-    run, *_ = make_run()
-
-    with pytest.raises(ValueError, match="every 0 steps; allowed: 1 and more"):
-        run.every(0, print)
-
-
 def test_log_goes_out_with_the_step(capsys: pytest.CaptureFixture[str]) -> None:
     run, *_ = make_run()
 
@@ -195,3 +203,12 @@ def test_import_of_the_package_needs_no_torch() -> None:
     assert "protect" in resilience.__all__
     with pytest.raises(AttributeError, match="no attribute 'protects'"):
         resilience.protects  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_forward_in_training_mode_behind_the_update_is_refused_where_ranks_share_buffers() -> None:
+    """The buffers that it changes would be lost with rank 0."""
+    run, model, optimizer = make_run()
+    run._binding.shares_buffers = True
+
+    with pytest.raises(StateError, match="a forward in training mode after"):
+        take_step(run, lambda: (optimizer.step(), model(torch.ones(3, 2))))

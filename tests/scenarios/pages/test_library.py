@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from resilience.inprocess.lasting import NOTE_BYTES_MAX
+from resilience.protection.unregistered import NUM_STEPS
 from tests.launcher.command import launch
 from tests.launcher.real_runs import named
 from tests.resilience.agent.conftest import run
@@ -93,6 +94,8 @@ def test_recipe_of_the_page_goes_on_within_a_step(tmp_path: Path) -> None:
     assert (tmp_path / "model.pt").exists()
 
 
-@pytest.mark.parametrize("words", [f"more than {NOTE_BYTES_MAX >> 20} MiB at once", "`--shards N`"])
+@pytest.mark.parametrize(
+    "words", [f"more than {NOTE_BYTES_MAX >> 20} MiB at once", f"in the first {NUM_STEPS} steps"]
+)
 def test_page_says_what_holds(words: str) -> None:
     assert words in PAGE

@@ -15,7 +15,7 @@ __all__ = ["protect", "run"]
 
 FOLDER = Path(__file__).parent
 NUM_RANKS = 4
-OPTIONS = {"fsdp": ("--shards", "2")}
+
 Protect = Callable[..., "Ended"]
 
 
@@ -53,7 +53,7 @@ def start(run: Run, name: str, faults: str = "") -> None:
     for node in ("n0", "n1"):
         run.start(
             node,
-            *("--nnodes", "2", "--nproc-per-node", "2", *OPTIONS.get(name, ())),
+            *("--nnodes", "2", "--nproc-per-node", "2"),
             program=(str(FOLDER / f"{name}_program.py"),),
             warm="imports",
             # Sockets of a loader's workers lie there, whose paths may not be long.

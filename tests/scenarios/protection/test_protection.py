@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.protection.conftest import Protect
+from tests.resilience.agent.runs import Run
+from tests.scenarios.protection.conftest import FOLDER, Protect
 
 PLACES = ("forward", "backward", "reduced", "gate", "gate_passed", "before_update", "after_update")
 MORE = {"ddp": ("tail", "scheduler"), "fsdp": ("tail",), "many": ("tail", "evaluation")}
@@ -57,6 +58,33 @@ def test_program_survives_faults_at_random_places(protect: Protect, name: str, s
 @pytest.mark.parametrize("place", ["set_up", "forward", "gate"])
 def test_program_survives_a_stopped_process(protect: Protect, place: str) -> None:
     protect("ddp", f"1@{-1 if place == 'set_up' else 3}:{place}:stop")
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("caught", "in step 3 of 8, epoch 0, batch 3, with"),
+        pytest.param("epochs", "in step 3 of 8, epoch ", marks=pytest.mark.slow),
+        pytest.param("until", "in step 0 of ", marks=pytest.mark.slow),
+        pytest.param("stop", "epoch 0, batch 3, with", marks=pytest.mark.slow),
+        pytest.param("functions", "batch 0, with functions every ", marks=pytest.mark.slow),
+        pytest.param("checkpoints", "different steps: 0, 2; have", marks=pytest.mark.slow),
+        pytest.param("protected twice", "protect a second time in", marks=pytest.mark.slow),
+    ],
+)
+def test_rank_that_does_something_else_ends_the_run_with_its_words(
+    run: Run, way: str, words: str
+) -> None:
+    """Else ranks would wait for each other, or train on different steps."""
+    program = (str(FOLDER / "differing_program.py"),)
+    options = ("--nproc-per-node", "2")
+    run.start("n0", *options, program=program, warm="imports", variables={"WAY": way})
+
+    assert run.wait() == 1, run.show()
+    assert words in run.text(), run.show()
+    assert "was left at step" not in run.text(), "an error ended the loop"
+    assert {each.generation for each in run.events() if each.event == "generation_opened"} == {0}
+    run.assert_nothing_left()
 
 
 def draw_faults(name: str, source: random.Random) -> str:

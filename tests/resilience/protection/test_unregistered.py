@@ -1,0 +1,116 @@
+"""State that a program's steps change is named where protect was not given it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+import resilience
+
+
+class Meter:
+    """A running mean of a user's own, which is state."""
+
+    def __init__(self) -> None:
+        self.totals = {"loss": 0.0}
+
+    def add(self, value: float) -> None:
+        self.totals["loss"] += value
+
+
+Program = Callable[..., None]
+
+
+def count(run: resilience.Run, losses: list[int]) -> None:
+    total = 0
+    for number in run.steps(losses, until=6):
+        with run.step():
+            square = number * number
+            total += square
+
+
+def collect(run: resilience.Run, losses: list[int]) -> None:
+    seen: list[int] = []
+    for number in run.steps(losses, until=6):
+        with run.step():
+            seen.append(number)
+
+
+def measure(run: resilience.Run, losses: list[int]) -> None:
+    meter = Meter()
+    for number in run.steps(losses, until=6):
+        with run.step():
+            meter.add(number)
+
+
+def draw(run: resilience.Run, losses: list[int]) -> None:
+    noise = np.random.default_rng(0)
+    for _ in run.steps(losses, until=6):
+        with run.step():
+            noise.random()
+
+
+def average(run: resilience.Run, losses: list[int]) -> None:
+    mean = nn.Linear(2, 1)
+    for _ in run.steps(losses, until=6):
+        with run.step(), torch.no_grad():
+            mean.weight.mul_(0.9)
+
+
+def plan(run: resilience.Run, losses: list[int]) -> None:
+    plateau = ReduceLROnPlateau(run._optimizers[0])
+    for number in run.steps(losses, until=6):
+        with run.step():
+            plateau.step(number)
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [
+        (count, "total"),
+        (collect, "seen"),
+        (measure, "meter"),
+        (draw, "noise"),
+        (average, "mean"),
+        (plan, "plateau"),
+    ],
+)
+def test_state_that_was_not_given_is_named_once(
+    program: Program, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program(make_run(), [1, 2, 3])
+    told = capsys.readouterr().err
+    program(make_run(ignore=[name]), [1, 2, 3])
+
+    assert told.startswith(f"protect was not given {name}: a step changes it")
+    assert told.count("\n") == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_what_a_step_makes_anew_and_what_was_given_is_not_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = make_run()
+    model, loader = run.state._modules["model"], torch.utils.data.DataLoader(range(4))  # type: ignore[arg-type, var-annotated]
+    for batch in run.steps(loader, until=6):
+        with run.step():
+            loss = model(batch.float().expand(1, 2)).sum()
+            loss.backward()
+            found = [loss.item()]
+            for each in found:
+                each + 1
+            run._optimizers[0].step()
+
+    assert capsys.readouterr().err == ""
+
+
+def make_run(**options: Any) -> resilience.Run:
+    model = nn.Linear(2, 1)
+    return resilience.protect(model, SGD(model.parameters(), lr=0.1, momentum=0.9), **options)
