@@ -43,6 +43,8 @@ class Batches:
         """
         if self._held is not None and self._held[0] == step and cursor.get("step") == step:
             return cursor, self._hand_out()
+        if not cursor and step:
+            cursor = self._find_place(step)
         epoch, position = cursor.get("epoch", 0), cursor.get("position", 0)
         if cursor and cursor["step"] != step:
             position += self._num_batches
@@ -56,6 +58,18 @@ class Batches:
                 )
         self._held = (step, batches)
         return {"step": step, "epoch": epoch, "position": position}, self._hand_out()
+
+    def _find_place(self, step: int) -> dict[str, Any]:
+        """Return the cursor of a step, given that the epochs before it were whole ones."""
+        try:
+            num_steps = len(self._loader) // self._num_batches  # type: ignore[arg-type]
+        except TypeError as error:
+            raise StateError(
+                f"a checkpoint has step {step} and no cursor, and the loader no length; save all "
+                "of run.state_dict()"
+            ) from error
+        epoch, step_of_epoch = divmod(step, max(num_steps, 1))
+        return {"step": step, "epoch": epoch, "position": step_of_epoch * self._num_batches}
 
     def _hand_out(self) -> Any:
         assert self._held is not None

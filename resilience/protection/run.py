@@ -17,7 +17,6 @@ from functools import partial, wraps
 from typing import Any, NoReturn
 
 from torch import nn
-from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
@@ -29,7 +28,7 @@ from resilience.inprocess.lasting import LastingGroup
 from resilience.protection.batches import Batches, find_owners
 from resilience.protection.engine import Alone, Engine, Recovering, RetryStep, refuse_second
 from resilience.protection.models import bind, detach
-from resilience.protection.state import ProtectedState
+from resilience.protection.state import ProtectedState, scalers
 from resilience.protection.unregistered import StateWatch
 from resilience.script import log
 from resilience.state.rng import seed_from
@@ -104,11 +103,11 @@ class Run:
         self._optimizers = optimizers
         for own in optimizers:
             own.register_step_pre_hook(self._before_optimizer)
+        for scaler in scalers(also):
+            # A step that the scaler leaves out calls no optimizer.
+            _wrap(scaler, "step", after=lambda: self._enter_update("scaler.step()"))
         for other in also:
-            if isinstance(other, GradScaler):
-                # A step that the scaler leaves out calls no optimizer.
-                _wrap(other, "step", after=lambda: self._enter_update("scaler.step()"))
-            elif isinstance(other, AveragedModel):
+            if isinstance(other, AveragedModel):
                 enter = partial(self._enter_update, "update_parameters()")
                 _wrap(other, "update_parameters", before=enter)
         core.register_forward_pre_hook(self._before_forward)
@@ -159,6 +158,7 @@ class Run:
         """Call a function with the number of steps taken, after each `num_steps` of them.
 
         It may communicate, and is called again where a fault has struck on any rank meanwhile.
+        The modules' modes, train() and eval(), are put back after it.
         """
         if self._place is not _Place.BEFORE:
             self._refuse("run.every() after run.steps(); name functions before the loop")
@@ -189,11 +189,14 @@ class Run:
         return {"step": self.index, "cursor": cursor}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Begin where a checkpoint ends; called by all ranks, before the loop."""
+        """Begin where a checkpoint ends; called by all ranks, before the loop.
+
+        Where it has `step` alone, the epochs before are taken to have been whole ones.
+        """
         if self._place is not _Place.BEFORE:
             self._refuse("run.load_state_dict() after run.steps(); load before the loop")
         self._engine.begin_at(state_dict["step"])
-        self.state.move_cursor(dict(state_dict["cursor"]))
+        self.state.move_cursor(dict(state_dict.get("cursor", {})))
 
     def log(self, **values: Any) -> None:
         """Log values with the number of steps taken, once this one counts; see `resilience.log`."""
@@ -265,6 +268,7 @@ class Run:
         engine.keep("functions", self.state.snapshot())
         engine.mark(Activity.NOWHERE)
         self._seed_at("functions", step)
+        modes = self.state.read_modes()
         self._place = _Place.FUNCTIONS
         try:
             for function in due:
@@ -277,6 +281,8 @@ class Run:
             return False
         finally:
             self._place = _Place.BETWEEN
+        # An evaluation leaves the model in eval(): a program sets train() before each epoch.
+        self.state.write_modes(modes)
         engine.note_done(step)
         return True
 

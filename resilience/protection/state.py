@@ -164,6 +164,15 @@ class ProtectedState:
             for buffer, before in zip(self._buffers(), snapshot.buffers, strict=True):
                 buffer.copy_(before)
 
+    def read_modes(self) -> list[bool]:
+        """Return which modules are in training mode."""
+        return [each.training for each in self._all_modules()]
+
+    def write_modes(self, modes: Sequence[bool]) -> None:
+        """Take back what `read_modes` returned."""
+        for module, is_training in zip(self._all_modules(), modes, strict=True):
+            module.train(is_training)
+
     # ---- parts
 
     def _entries(self) -> Iterator[tuple[str, Tensor]]:
@@ -199,20 +208,19 @@ class ProtectedState:
         return {
             "groups": groups,
             "also": [each.state_dict() for each in self._small],  # type: ignore[attr-defined]
-            "training": [each.training for each in self._all_modules()],
+            "training": self.read_modes(),
         }
 
     def _write_small(self, small: dict[str, Any]) -> None:
         for optimizer, groups in zip(self._optimizers, small["groups"], strict=True):
             for group, options in zip(optimizer.param_groups, groups, strict=True):
                 group.update(options)
-        for module, is_training in zip(self._all_modules(), small["training"], strict=True):
-            module.train(is_training)
+        self.write_modes(small["training"])
         for each, state in zip(self._small, small["also"], strict=True):
             each.load_state_dict(state)  # type: ignore[attr-defined]
-            if isinstance(each, GradScaler):
-                # Its state_dict leaves out that unscale_ was called: a second call is refused.
-                each._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)  # noqa: SLF001
+        for scaler in scalers(self._small):
+            # Its state_dict leaves out that unscale_ was called: a second call is refused.
+            scaler._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)  # noqa: SLF001
 
     def _read_shape(self) -> tuple[list[bool], list[int], list[Any]]:
         """Return what a loop may not change: trained parameters, their groups, forms of buffers."""
@@ -251,6 +259,14 @@ class ProtectedState:
                     f"no optimizer that protect was given updates {name!r}; give it all optimizers "
                     "of the model, or set requires_grad=False"
                 )
+
+
+def scalers(also: Sequence[object]) -> Iterator[GradScaler]:
+    """Yield the GradScalers among objects, and those that an object wraps in an attribute."""
+    for each in also:
+        for own in (each, *getattr(each, "__dict__", {}).values()):
+            if isinstance(own, GradScaler):
+                yield own
 
 
 def _local(tensor: Tensor) -> Tensor:

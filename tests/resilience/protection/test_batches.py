@@ -62,6 +62,15 @@ def test_batches_left_over_at_an_epochs_end_are_left_out() -> None:
     assert [batch for _, batch in found] == [[1, 2], [3, 4], [1, 2], [3, 4]]
 
 
+@pytest.mark.parametrize("step", range(1, 5))
+def test_place_of_a_step_is_found_where_a_checkpoint_has_no_cursor(step: int) -> None:
+    found = read_all([1, 2, 3, 4, 5], 5, num_batches=2)
+
+    assert Batches([1, 2, 3, 4, 5], 2, seed).read({}, step) == found[step]
+    with pytest.raises(StateError, match=f"a checkpoint has step {step} and no cursor, and the"):
+        Batches(map, 2, seed).read({}, step)  # type: ignore[arg-type]
+
+
 def test_iterable_without_length_is_read_epoch_after_epoch() -> None:
     class Stream:
         def __iter__(self) -> Iterator[int]:

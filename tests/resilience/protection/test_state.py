@@ -81,11 +81,20 @@ def test_snapshot_brings_back_what_a_step_changes_before_its_gate() -> None:
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
 
 
-def test_scaler_can_unscale_again_in_a_step_that_is_run_again() -> None:
+class Wrapped:
+    """A scaler in an object of its own, as libraries have it."""
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        self.scaler = scaler
+        self.state_dict, self.load_state_dict = scaler.state_dict, scaler.load_state_dict
+
+
+@pytest.mark.parametrize("wrap", [lambda scaler: scaler, Wrapped])
+def test_scaler_can_unscale_again_in_a_step_that_is_run_again(wrap: Any) -> None:
     model = nn.Linear(2, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
-    state = ProtectedState(model, [optimizer], [scaler])
+    state = ProtectedState(model, [optimizer], [wrap(scaler)])
     snapshot = state.snapshot()
     scaler.scale(model(torch.ones(1, 2)).sum()).backward()
     scaler.unscale_(optimizer)

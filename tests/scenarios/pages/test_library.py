@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import signal
@@ -92,6 +93,24 @@ def test_recipe_of_the_page_goes_on_within_a_step(tmp_path: Path) -> None:
     assert steps == list(range(1, 17))
     assert "faults      1, " in ended.out
     assert (tmp_path / "model.pt").exists()
+
+
+def test_plain_program_gains_as_many_lines_as_the_page_says() -> None:
+    assert PROGRAM is not None
+    (shown,) = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
+    plain = PROGRAM[1]
+    for hunk in shown.split("@@\n"):
+        lines = hunk.splitlines(keepends=True)
+        before, after = ("".join(each[1:] for each in lines if each[0] != sign) for sign in "+-")
+        assert plain.count(after) == 1
+        plain = plain.replace(after, before)
+    compile(plain, "plain.py", "exec")
+    assert not re.search(r"resilience|\brun\b", plain)
+
+    lines_of = [[each.strip() for each in text.split("\n") if each] for text in (plain, PROGRAM[1])]
+    num_added = sum(each.startswith("+ ") for each in difflib.ndiff(*lines_of))
+    assert num_added == len(re.findall(r"^\+", shown, re.MULTILINE)) == 5
+    assert "five lines are new" in PAGE
 
 
 @pytest.mark.parametrize(
