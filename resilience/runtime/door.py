@@ -13,9 +13,10 @@ token for each kind of door.
 - Kinds differ: a proof for a daemon opens no agent.
 - A process refuses its own name: it cannot be made to answer its own challenge.
 
-The door neither signs nor encrypts the bytes behind it: without TLS around it, a host that can
-change packets between two members is not kept out. Without a token every process that reaches the
-port passes.
+The door neither signs nor encrypts the bytes behind it: without TLS, a host that can change packets
+between two members is not kept out. TLS comes behind the door, so no stranger has a process compute
+its handshake, and it carries a word that both ends derive from this door alone. Without a token
+every process that reaches the port passes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import functools
 import hmac
 import ipaddress
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 NAME_BYTES = 16
 """Drawn once by each process."""
@@ -38,8 +39,7 @@ ORIGIN_PLACES_MAX = 64
 _MAGIC_BYTES = 8
 _HELLO_BYTES = _MAGIC_BYTES + NAME_BYTES + NONCE_BYTES
 _PROOF_BYTES = 32
-_TLS_RECORDS = b"\x15\x16"
-"""First bytes of what speaks TLS: an alert, a handshake."""
+_TLS_OR_NOT = bytes.maketrans(b" +", b"+ ")
 _ALIKE = "set cluster.tls (--tls) on all nodes alike"
 SPEAKS_TLS = f"the other end speaks TLS, and this one does not; {_ALIKE}"
 SPEAKS_PLAIN = f"the other end does not speak TLS, and this one does; {_ALIKE}"
@@ -53,7 +53,18 @@ class DoorKind:
 
     member: str
     magic: bytes
-    """The first 8 bytes of either end, with the version of the protocol."""
+    """The first 8 bytes of either end: the members' name, a blank or `+` for TLS, and the version
+    of the protocol."""
+
+    def over_tls(self) -> DoorKind:
+        """Return the kind of a door that has TLS behind it."""
+        return replace(self, magic=self.magic.replace(b" ", b"+"))
+
+    def explain_magic(self, magic: bytes) -> str:
+        """Return the problem with an end that says these first bytes."""
+        if self.magic.translate(_TLS_OR_NOT).startswith(magic):
+            return SPEAKS_TLS if b" " in self.magic else SPEAKS_PLAIN
+        return self.foreign
 
     @property
     def foreign(self) -> str:
@@ -106,6 +117,8 @@ class Door:
         self._heard = b""
         self._num_needed = _HELLO_BYTES + (_PROOF_BYTES if connects else 0)
         self.is_passed = False
+        self.word = ""
+        """Names this connection, once it has passed; only its two ends can compute it."""
 
     @property
     def opening(self) -> bytes:
@@ -120,9 +133,9 @@ class Door:
     def feed(self, data: bytes) -> bytes:
         """Take in at most `num_wanted` bytes, and return the answer; raises DoorError."""
         self._heard += data
-        if not self.kind.magic.startswith(self._heard[:_MAGIC_BYTES]):
-            is_tls = self._heard[:1] in _TLS_RECORDS
-            problem = SPEAKS_TLS if is_tls else self.kind.foreign
+        magic = self._heard[:_MAGIC_BYTES]
+        if not self.kind.magic.startswith(magic):
+            problem = self.kind.explain_magic(magic)
             raise DoorError(problem, b"" if self.connects else self._hello)
         if self._heard.startswith(self._name, _MAGIC_BYTES):
             raise DoorError("this process itself is there")
@@ -136,6 +149,7 @@ class Door:
         if not hmac.compare_digest(proof, self._prove(role, hello)):
             raise DoorError(self.kind.unproven)
         self.is_passed = True
+        self.word = self._prove(b"word", hello)[:NAME_BYTES].hex()
         return self._prove(b"connector", hello) if self.connects else b""
 
     def _prove(self, role: bytes, other: bytes) -> bytes:

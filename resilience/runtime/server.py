@@ -1,7 +1,7 @@
-"""The way of a connection into a run's process: one accept loop, TLS and the door.
+"""The way of a connection into a run's process: one accept loop, the door and TLS.
 
-A connection that has not passed has a place among few, counted by origin, and PROOF_S seconds.
-Only the bytes of TLS's handshake and of the door are read from it. No method but `go_through`
+A connection that has not passed has PROOF_S seconds, and until its door is passed a place among
+few, counted by origin. Only the door's bytes are read from it before. No method but `go_through`
 waits: one thread serves all connections of a process beside its other work.
 """
 
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from resilience.runtime.door import (
     NAME_BYTES,
@@ -35,8 +36,11 @@ _ACCEPTS_MAX = 256
 process that seldom looks, on a busy machine, still empties its port under a flood."""
 _CALM_MAX = 8
 """Beyond so many connections that have not passed, the port is looked at from time to time only."""
-_REST_S = 0.01
-"""Seconds between two such looks: a flood does not wake the process for each connection."""
+_REST_S = 0.05
+"""At most so many seconds are between two such looks."""
+_TOGETHER = 16
+"""Connections that come between two such looks: a flood does not wake the process for each of them,
+and leaves each the time to prove itself before newer ones have its place."""
 _DEAF_S = 1.0
 """Seconds without accepting where the process has no descriptor left."""
 _LINGER_S = 2.0
@@ -59,33 +63,55 @@ class Credentials:
     def lead(self, connection: socket.socket, *, connects: bool) -> Passage:
         """Return the passage of a new connection, which it takes over."""
         nonce = secrets.token_bytes(NONCE_BYTES)
-        door = Door(self.kind, self.token, name=self.name, nonce=nonce, connects=connects)
+        kind = self.kind.over_tls() if self.tls else self.kind
+        door = Door(kind, self.token, name=self.name, nonce=nonce, connects=connects)
         return Passage(connection, door, self.tls)
+
+    def accept(self, connection: socket.socket) -> Passage:
+        """Return the passage of a connection that was accepted; see `lead`."""
+        return self.lead(connection, connects=False)
+
+
+class Way(Protocol):
+    """What a new connection goes through before it is served."""
+
+    socket: socket.socket
+    is_stranger: bool
+    """Whether it has one of the places that are few."""
+
+    def advance(self) -> bool:
+        """Go on as far as bytes have come, and return whether the connection has passed.
+
+        Raises ValueError or OSError where it cannot pass. The caller closes `socket`.
+        """
+        ...
 
 
 class Passage:
-    """One connection's way through TLS, if there is TLS, and the door."""
+    """One connection's way through the door, and then TLS, if there is TLS."""
 
     def __init__(self, connection: socket.socket, door: Door, tls: Tls | None = None) -> None:
         connection.setblocking(False)  # noqa: FBT003
         self.socket = connection
         """The connection, which is TLS's from the handshake on."""
+        self.is_stranger = True
         self._door = door
         self._tls = tls
         self._unsaid = bytearray(door.opening)
 
     def advance(self) -> bool:
-        """Go on as far as the other end has answered, and return whether the connection has passed.
-
-        Raises DoorError or OSError where the connection cannot pass. The caller closes `socket`.
-        """
+        """See `Way`; raises DoorError or OSError."""
         try:
+            self._speak()
+            self.is_stranger = False
             if self._tls:
                 if not isinstance(self.socket, ssl.SSLSocket):
-                    self.socket = self._tls.wrap(self.socket, connects=self._door.connects)
+                    door = self._door
+                    self.socket = self._tls.wrap(
+                        self.socket, word=door.word, connects=door.connects
+                    )
                 shake_hands(self.socket, self._door.kind)
                 self._tls = None
-            self._speak()
         except NOT_YET:
             return False
         except ValueError as error:
@@ -121,6 +147,8 @@ class Passage:
 class _Refused:
     """A connection that lingers after its refusal: what it still sends is dropped."""
 
+    is_stranger = False
+
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
 
@@ -135,7 +163,7 @@ class _Refused:
 class _Waiting:
     """A connection that has not passed."""
 
-    way: Passage | _Refused
+    way: Way
     until_s: float
     """The connection is closed at this time."""
 
@@ -143,26 +171,27 @@ class _Waiting:
 class Server:
     """Accepts the connections at a port. One thread.
 
-    Without credentials each connection has passed when it is accepted. `complain` is called with
-    the problem where none can be accepted.
+    `lead` returns the way of an accepted connection; without it, each has passed. `complain` is
+    called with the problem where none can be accepted.
     """
 
     def __init__(
         self,
         listening: socket.socket,
-        credentials: Credentials | None,
+        lead: Callable[[socket.socket], Way] | None,
         *,
         complain: Callable[[OSError], object] = lambda error: None,
     ) -> None:
         listening.setblocking(False)  # noqa: FBT003
         self.listening = listening
-        self._credentials = credentials
+        self._lead = lead
         self._complain = complain
         # The other descriptors are for connections that have passed, and for files.
         self._places = Strangers(min(PLACES_MAX, os.sysconf("SC_OPEN_MAX") // 4))
         self._waiting: dict[int, _Waiting] = {}
         """By descriptor, the oldest first."""
         self._due_s = self._deaf_until_s = self._rests_until_s = math.inf
+        self._looked_s = time.monotonic()
         self._epoll = select.epoll()
         self._epoll.register(listening, select.EPOLLIN)
         self._outer = select.epoll()
@@ -175,14 +204,18 @@ class Server:
 
     def take(self) -> list[socket.socket]:
         """Lead all connections on, and return those that have passed; none of them blocks."""
-        passed = []
-        for number, _ in self._epoll.poll(0):
-            if number == self.listening.fileno():
-                passed += self._accept()
+        passed: list[socket.socket] = []
+        port, num_new = self.listening.fileno(), 0
+        # Newcomers, which may have the others' places, come last.
+        for number, _ in sorted(self._epoll.poll(0), key=lambda ready: ready[0] == port):
+            if number == port:
+                num_new = self._accept(passed)
             elif number in self._waiting:
                 passed += self._advance(number)
+        since_s, self._looked_s = self._looked_s, time.monotonic()
         if len(self._places) > _CALM_MAX:
-            self._rests_until_s = time.monotonic() + _REST_S
+            rest_s = _TOGETHER * (self._looked_s - since_s) / max(1, num_new)
+            self._rests_until_s = self._looked_s + min(_REST_S, rest_s)
             self._outer.modify(self._epoll, 0)
         return passed
 
@@ -229,9 +262,9 @@ class Server:
         self._outer.close()
         self._epoll.close()
 
-    def _accept(self) -> list[socket.socket]:
-        """Accept what waits, and return the connections that need no proof."""
-        accepted = []
+    def _accept(self, passed: list[socket.socket]) -> int:
+        """Accept what waits, note the connections that have passed; returns how many are new."""
+        num_new = 0
         for _ in range(_ACCEPTS_MAX):
             try:
                 connection, address = self.listening.accept()
@@ -242,15 +275,16 @@ class Server:
             except OSError as error:
                 self._make_room(error)
                 break
-            if self._credentials is None:
-                accepted.append(connection)
+            num_new += 1
+            if self._lead is None:
+                passed.append(connection)
                 continue
-            self._watch(self._credentials.lead(connection, connects=False), PROOF_S)
+            self._watch(self._lead(connection), PROOF_S)
             if (leaves := self._places.add(connection.fileno(), address[0])) is not None:
                 self._forget(leaves).close()
             # What it says has mostly come with it.
-            accepted += self._advance(connection.fileno())
-        return accepted
+            passed += self._advance(connection.fileno())
+        return num_new
 
     def _make_room(self, error: OSError) -> None:
         """Give the next connection the descriptor of one that has not passed."""
@@ -264,15 +298,20 @@ class Server:
 
     def _advance(self, number: int) -> list[socket.socket]:
         """Lead a connection on, and return it where it has passed; closes one that cannot pass."""
+        way = self._waiting[number].way
         try:
-            return [self._forget(number)] if self._waiting[number].way.advance() else []
+            if way.advance():
+                return [self._forget(number)]
         except NOT_YET:
-            return []
+            pass
         except (OSError, ValueError):
             self._forget(number).close()
             return []
+        if not way.is_stranger:
+            self._places.remove(number)
+        return []
 
-    def _watch(self, way: Passage | _Refused, within_s: float) -> None:
+    def _watch(self, way: Way, within_s: float) -> None:
         self._epoll.register(way.socket, select.EPOLLIN)
         self._waiting[way.socket.fileno()] = _Waiting(way, time.monotonic() + within_s)
 

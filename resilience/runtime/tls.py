@@ -2,7 +2,8 @@
 
 Each process that knows the token makes the same key and, byte for byte, the same certificate, and
 trusts no other one. So there is no authority, no file to hand out and no date to compare: the
-certificate is valid from 1970 to 9999. The door's proof follows inside.
+certificate is valid from 1970 to 9999. The handshake names the word of the door before it, so it
+cannot be carried to another connection.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ import argparse
 import os
 import socket
 import ssl
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from resilience.runtime.door import SPEAKS_PLAIN, DoorError, DoorKind
+from resilience.runtime.door import DoorError, DoorKind
 
 NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 """Raised where a socket that does not wait has nothing to give, or takes nothing."""
@@ -23,12 +23,12 @@ _INFO = b"training-recipes tls 1"
 _SEED_BYTES = 32
 _FIRST = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _LAST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
-_ALERT = b"\x15\x03\x03\x00\x02\x02\x46"
-"""A fatal alert, protocol_version: TLS itself answers nothing to bytes that are not TLS."""
-_UNREAD_BYTES = 1 << 16
 _ENDED = "the other side has ended the connection"
-_PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST")
-"""OpenSSL's reasons for bytes that are not TLS; others are for bytes that have suffered."""
+
+
+class _Socket(ssl.SSLSocket):
+    word: str
+    """What the other end has to say in its first message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +38,24 @@ class Tls:
     client: ssl.SSLContext
     server: ssl.SSLContext
 
-    def wrap(self, connection: socket.socket, *, connects: bool) -> ssl.SSLSocket:
+    def wrap(self, connection: socket.socket, *, word: str, connects: bool) -> ssl.SSLSocket:
         """Return TLS over a connection, which it takes over, before its handshake.
+
+        The end that connects says the `word` of its door, and the other end expects its own.
 
         Raises OSError where the other end has gone; the connection may be closed by then.
         """
         connection.getpeername()
         context = self.client if connects else self.server
-        return context.wrap_socket(
-            connection, server_side=not connects, do_handshake_on_connect=False
+        wrapped = context.wrap_socket(
+            connection,
+            server_side=not connects,
+            do_handshake_on_connect=False,
+            server_hostname=word if connects else None,
         )
+        if isinstance(wrapped, _Socket):
+            wrapped.word = word
+        return wrapped
 
 
 def shake_hands(connection: ssl.SSLSocket, kind: DoorKind) -> None:
@@ -62,13 +70,7 @@ def shake_hands(connection: ssl.SSLSocket, kind: DoorKind) -> None:
         reason = error.reason or ""
         if any(each in reason for each in ("CERTIFICATE", "UNKNOWN_CA")):
             raise DoorError(kind.unproven) from error
-        if not any(each in reason for each in _PLAIN):
-            raise ConnectionError(explain_tls(error)) from error
-        with suppress(OSError):
-            # To close over what was not read would throw the answer away.
-            socket.socket.recv(connection, _UNREAD_BYTES, socket.MSG_DONTWAIT)
-            socket.socket.send(connection, _ALERT)
-        raise DoorError(SPEAKS_PLAIN) from error
+        raise ConnectionError(explain_tls(error)) from error
 
 
 def explain_tls(error: Exception) -> str:
@@ -103,6 +105,7 @@ def derive_tls(token: str) -> Tls:
     contexts = []
     for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER):
         context = ssl.SSLContext(protocol)
+        context.sslsocket_class = _Socket
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         # All have one certificate, which names none of them.
         context.check_hostname = False
@@ -112,8 +115,14 @@ def derive_tls(token: str) -> Tls:
         if protocol == ssl.PROTOCOL_TLS_SERVER:
             # A connection that is resumed would show no certificate.
             context.num_tickets = 0
+            context.sni_callback = _check_word
         contexts.append(context)
     return Tls(*contexts)
+
+
+def _check_word(connection: object, word: str | None, _: ssl.SSLContext) -> int | None:
+    is_right = isinstance(connection, _Socket) and word == connection.word
+    return None if is_right else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
 
 
 def derive_pair(token: str) -> tuple[bytes, bytes]:

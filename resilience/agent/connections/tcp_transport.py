@@ -69,7 +69,7 @@ class TcpTransport:
         self, listening: socket.socket, *, token: str, lease_s: float, tls: Tls | None = None
     ) -> None:
         self._credentials = Credentials(kind=AGENTS, token=token, tls=tls)
-        self._server = Server(listening, self._credentials)
+        self._server = Server(listening, self._credentials.accept)
         self._lease_s = lease_s
         self._numbers = itertools.count(1)
         self._connections: dict[int, _Connection] = {}
@@ -199,9 +199,6 @@ class TcpTransport:
         connection = self._add(_Connection(next(self._numbers), is_passed=True))
         self._open(connection, accepted, select.EPOLLIN)
         self._inbox.append(Came(peer=connection.peer))
-        if isinstance(accepted, ssl.SSLSocket) and accepted.pending():
-            # The kernel does not report what TLS holds already.
-            self._read(connection)
 
     def _dial(self, connection: _Connection, problem: str) -> None:
         """Try the next address; without one the last `problem` is why there is no connection."""

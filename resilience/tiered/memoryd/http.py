@@ -1,7 +1,8 @@
 """The HTTP door of a node's checkpoint daemon: what amzn-sagemaker-checkpointing speaks.
 
-A thread a connection. A shard's body goes from the socket into its segment and is hashed
-on the way; it is sent from the segment's file. What a shard holds is never looked at.
+A thread for each connection that has sent the head of a request. A shard's body goes from the
+socket into its segment and is hashed on the way; it is sent from the segment's file. What a shard
+holds is never looked at.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import hmac
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -18,14 +18,16 @@ from http import HTTPStatus
 from pathlib import Path
 
 from resilience.tiered.errors import HeldError, StaleError, TieredError, VaultFullError
-from resilience.tiered.memoryd.http_connection import ClosedError, Connection, Limits
+from resilience.tiered.memoryd.http_connection import ClosedError, Connection, FirstRequest, Limits
 from resilience.tiered.memoryd.http_messages import (
+    CLOSE,
     RETRY_LATER,
     HttpError,
     Request,
     bad_request,
     check_sender,
-    format_head,
+    format_answer,
+    parse_head,
     retry_later,
 )
 from resilience.tiered.memoryd.http_routes import (
@@ -46,11 +48,11 @@ from resilience.tiered.vault import Reading, Vault, Writing
 _OWNER = "http"
 _STALE_TRIES = 3
 _FIND_TRIES = 8
-_TEXT = b"too many connections\n"
-_REFUSAL = (
-    format_head(HTTPStatus.SERVICE_UNAVAILABLE, [*RETRY_LATER, ("Connection", "close")], len(_TEXT))
-    + _TEXT
+_REFUSAL = format_answer(
+    HTTPStatus.SERVICE_UNAVAILABLE, b"too many connections\n", [*RETRY_LATER, CLOSE]
 )
+_HEALTHY = b'{"status":"healthy"}'
+_JSON = ("Content-Type", "application/json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +105,7 @@ class HttpDoor:
             self._serve,
             complaint="cannot accept connections over HTTP",
             connections_max=self._limits.connections_max,
-            strangers_max=None if token is None else self._limits.strangers_max,
+            lead=lambda connection: FirstRequest(connection, self._limits, self._refuse),
             refuse=lambda connection: connection.send(_REFUSAL),
         )
         self._lock = threading.Lock()
@@ -123,15 +125,10 @@ class HttpDoor:
     def _serve(self, plain: socket.socket) -> None:
         """Serve one connection to its end; in a thread of its own."""
         exchange = _Exchange()
-        is_open = self._credentials is None
-        limits = self._limits if is_open else self._limits.for_strangers()
-        stranger_until_s = time.monotonic() + limits.stranger_s
         with exchange.held, suppress(ClosedError, OSError):
-            connection = Connection(plain, limits)
+            connection = Connection(plain, self._limits)
             while not exchange.is_last and not self._listener.is_closing:
                 self._serve_next(connection, exchange)
-                if not (is_open or exchange.is_known) and time.monotonic() > stranger_until_s:
-                    break
             connection.end()
 
     def _serve_next(self, connection: Connection, exchange: _Exchange) -> None:
@@ -148,8 +145,6 @@ class HttpDoor:
                 check_sender(request)
             if request.target != HEALTH_PATH:
                 self._authorize(request)
-                exchange.is_known, connection.limits = True, self._limits
-                self._listener.welcome()
             self._carry_out(parse_call(request), request, connection, exchange)
         except OSError as error:
             complain(f"a request over HTTP failed: {error}")
@@ -162,8 +157,19 @@ class HttpDoor:
         except HttpError as error:
             # Where the next request begins is not known, or lies behind a body to be skipped.
             exchange.is_last |= exchange.is_unread
-            headers = [*error.headers, *([("Connection", "close")] if exchange.is_last else [])]
+            headers = [*error.headers, *([CLOSE] if exchange.is_last else [])]
             connection.answer(error.status, f"{error}\n".encode(), headers)
+
+    def _refuse(self, head: bytes) -> bytes:
+        """Return the answer to a stranger's request; empty for one that is to be carried out."""
+        try:
+            request = parse_head(head, self._limits.head_bytes_max)
+            if self._credentials is not None and request.target == HEALTH_PATH:
+                return format_answer(HTTPStatus.OK, _HEALTHY, [_JSON, CLOSE])
+            self._authorize(request)
+        except HttpError as error:
+            return format_answer(error.status, f"{error}\n".encode(), [*error.headers, CLOSE])
+        return b""
 
     def _authorize(self, request: Request) -> None:
         if self._credentials is None:
@@ -183,7 +189,7 @@ class HttpDoor:
         elif exchange.is_unread:
             raise bad_request("this takes no body")
         elif call.kind == "health":
-            _answer_json(connection, HTTPStatus.OK, {"status": "healthy"})
+            connection.answer(HTTPStatus.OK, _HEALTHY, [_JSON])
         elif call.kind == "get_shard":
             self._get_shard(call, connection, exchange)
         elif call.kind == "latest":
@@ -340,8 +346,6 @@ class _Exchange:
         self.is_unread = True
         """Bytes may come that belong to no head."""
         self.is_last = False
-        self.is_known = False
-        """Its client has said the token, or need not."""
         self.held = ExitStack()
         """What is being sent; let go when the next head, or the end, has come."""
 
@@ -353,4 +357,4 @@ class _Exchange:
 
 def _answer_json(connection: Connection, status: HTTPStatus, content: object) -> None:
     body = json.dumps(content, separators=(",", ":")).encode()
-    connection.answer(status, body, [("Content-Type", "application/json")])
+    connection.answer(status, body, [_JSON])

@@ -9,15 +9,22 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
 
 import xxhash
 
 from resilience.tiered.frames import limit_wait
-from resilience.tiered.memoryd.http_messages import HttpError, Request, format_head, parse_head
+from resilience.tiered.memoryd.http_messages import (
+    HttpError,
+    Request,
+    format_answer,
+    format_head,
+    measure_head,
+    parse_head,
+)
 from resilience.tiered.shard import PIECE_BYTES
 
 _BLOCK_BYTES = 512 << 10
@@ -50,20 +57,45 @@ class Limits:
     write_wait_s: float = 10.0
     """How long one waits for who writes the same shard already."""
     num_spaces_max: int = 1024
-    strangers_max: int = 64
-    """Connections that have not yet said the token, where there is one."""
-    stranger_s: float = 5.0
-    """How long one of those may take for whatever it does."""
 
-    def for_strangers(self) -> Limits:
-        """Return what somebody may take who has not said the token."""
-        most_s = self.stranger_s
-        return replace(
-            self,
-            idle_s=min(self.idle_s, most_s),
-            head_s=min(self.head_s, most_s),
-            drain_s=min(self.drain_s, most_s),
-        )
+
+class FirstRequest:
+    """The way of a new connection, which ends with the head of a request that waits to be read.
+
+    `refuse` is called with that head. It returns the answer to a stranger, with which the
+    connection ends, or nothing.
+    """
+
+    is_stranger = True
+
+    def __init__(
+        self, connection: socket.socket, limits: Limits, refuse: Callable[[bytes], bytes]
+    ) -> None:
+        connection.setblocking(False)  # noqa: FBT003
+        self.socket = connection
+        self._bytes_max = limits.head_bytes_max
+        self._refuse = refuse
+        self._is_refused = False
+        self._num_wanted = 1
+
+    def advance(self) -> bool:
+        """See `Way`; raises OSError where the other end has ended."""
+        flags = 0 if self._is_refused else socket.MSG_PEEK
+        data = self.socket.recv(self._bytes_max + 1, flags)
+        if len(data) < self._num_wanted:
+            raise ConnectionError("it has ended the connection")
+        if self._is_refused:
+            return False
+        size = measure_head(data, self._bytes_max)
+        # What was only looked at does not wake the process again.
+        self._num_wanted = 1 if size else len(data) + 1
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, self._num_wanted)
+        if size and (answer := self._refuse(data[:size])):
+            self._is_refused = True
+            self.socket.send(answer)
+            # To close over what was not read would throw the answer away.
+            self.socket.shutdown(socket.SHUT_WR)
+        return bool(size) and not self._is_refused
 
 
 class ClosedError(Exception):
@@ -75,7 +107,7 @@ class Connection:
 
     def __init__(self, connection: socket.socket, limits: Limits) -> None:
         self._socket = connection
-        self.limits = limits
+        self._limits = limits
         self._buffer = bytearray()
         """What came behind the head that was read last."""
         connection.settimeout(None)
@@ -88,13 +120,12 @@ class Connection:
 
         Raises HttpError: 408 where the head does not come in time, 431 for one too large.
         """
-        wait_s = self.limits.idle_s
+        bytes_max = self._limits.head_bytes_max
+        wait_s = self._limits.idle_s
         deadline_s: float | None = None
-        while (end := self._buffer.find(b"\r\n\r\n")) < 0:
-            if len(self._buffer) > self.limits.head_bytes_max:
-                raise HttpError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head is too large")
+        while not (size := measure_head(self._buffer, bytes_max)):
             if self._buffer:
-                deadline_s = deadline_s or time.monotonic() + self.limits.head_s
+                deadline_s = deadline_s or time.monotonic() + self._limits.head_s
                 wait_s = deadline_s - time.monotonic()
             data = self._receive(wait_s)
             if data is None and not self._buffer:
@@ -104,11 +135,9 @@ class Connection:
             if not data:
                 return None
             self._buffer += data
-        head = bytes(self._buffer[: end + 4])
-        del self._buffer[: end + 4]
-        if len(head) > self.limits.head_bytes_max:
-            raise HttpError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head is too large")
-        return parse_head(head)
+        head = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return parse_head(head, bytes_max)
 
     def receive_into(self, memory: memoryview) -> tuple[bytes, tuple[int, ...]]:
         """Fill the memory with the body; returns its xxh3_128 and the xxh3_64 of each piece.
@@ -150,7 +179,7 @@ class Connection:
         self, status: HTTPStatus, body: bytes = b"", headers: Sequence[tuple[str, str]] = ()
     ) -> None:
         """Send an answer."""
-        self._send(format_head(status, headers, len(body)) + body)
+        self._send(format_answer(status, body, headers))
 
     def answer_memory(self, memory: memoryview, headers: Sequence[tuple[str, str]]) -> None:
         """Send an answer whose body is a held shard."""
@@ -170,7 +199,7 @@ class Connection:
 
         To close over bytes that nobody has read would throw away an answer on its way.
         """
-        deadline_s = time.monotonic() + self.limits.drain_s
+        deadline_s = time.monotonic() + self._limits.drain_s
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
             while (wait_s := deadline_s - time.monotonic()) > 0:
@@ -178,7 +207,7 @@ class Connection:
                     return
 
     def _body_deadline_s(self, num_bytes: int) -> float:
-        limits = self.limits
+        limits = self._limits
         return time.monotonic() + 2 * limits.stall_s + num_bytes / limits.bytes_per_s_min
 
     def _fill(self, block: memoryview, deadline_s: float) -> int:
@@ -188,7 +217,7 @@ class Connection:
             block[:size] = self._buffer[:size]
             del self._buffer[:size]
             return size
-        wait_s = min(self.limits.stall_s, deadline_s - time.monotonic())
+        wait_s = min(self._limits.stall_s, deadline_s - time.monotonic())
         if wait_s > 0:
             limit_wait(self._socket, socket.SO_RCVTIMEO, wait_s)
             try:

@@ -21,6 +21,8 @@ _TARGET = re.compile(r"[!-~]+\Z")
 _VALUE = re.compile(r"[\t -~\x80-\xff]*\Z")
 _LENGTH = re.compile(rf"[0-9]{{1,{MAX_DIGITS}}}\Z")
 _PORT = re.compile(r":[0-9]*\Z")
+_HEAD_END = b"\r\n\r\n"
+CLOSE = ("Connection", "close")
 RETRY_LATER = (("Retry-After", "1"),)
 _CLUSTER_SUFFIX = ".svc.cluster.local"
 _ABSOLUTE = re.compile(r"http://[^/?#]+", re.IGNORECASE)
@@ -67,11 +69,22 @@ class Request:
         return self.headers.get("expect", "").lower() == "100-continue"
 
 
-def parse_head(head: bytes) -> Request:
+def measure_head(data: bytes | bytearray, bytes_max: int) -> int | None:
+    """Return of how many bytes the head is; more than `bytes_max` are one. None if more follow."""
+    end = data.find(_HEAD_END)
+    if end >= 0:
+        return end + len(_HEAD_END)
+    return len(data) if len(data) > bytes_max else None
+
+
+def parse_head(head: bytes, bytes_max: int) -> Request:
     """Read the head of a request, the empty line at its end included.
 
-    Raises HttpError with 400, 431 for too many headers, 417 or 505 for what this protocol lacks.
+    Raises HttpError with 400, 431 for one too long or too many headers, 417 or 505 for what this
+    protocol lacks.
     """
+    if len(head) > bytes_max:
+        raise HttpError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head is too large")
     lines = head.decode("latin-1").split("\r\n")[:-2]
     method, target, version = _parse_first_line(lines[0] if lines else "")
     headers = _parse_headers(lines[1:])
@@ -112,6 +125,13 @@ def format_head(status: HTTPStatus, headers: Sequence[tuple[str, str]], num_byte
         lines.append(f"Content-Length: {num_bytes}")
     lines += [f"{name}: {value}" for name, value in headers]
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+def format_answer(
+    status: HTTPStatus, body: bytes, headers: Sequence[tuple[str, str]] = ()
+) -> bytes:
+    """Return an answer."""
+    return format_head(status, headers, len(body)) + body
 
 
 def _parse_first_line(line: str) -> tuple[str, str, str]:

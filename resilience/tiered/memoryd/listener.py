@@ -1,8 +1,8 @@
 """Takes connections for a door: so many at once, a thread each, and no more.
 
-A connection beyond them is told so, and lingers until it has read that. Where a proof of the token
-is asked for, a connection gets a thread after the proof. `runtime.server` accepts all of them, in
-the listener's one thread.
+A connection beyond them is told so, and lingers until it has read that. A connection over TCP gets
+a thread after the proof of the token, one over HTTP after the head of its first request.
+`runtime.server` accepts all of them, in the listener's one thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
-from resilience.runtime.server import BACKLOG, Credentials, Server
+from resilience.runtime.server import BACKLOG, Server, Way
 from resilience.tiered.memoryd.output import complain
 
 _CLOSE_TIMEOUT_S = 10.0
@@ -27,9 +27,9 @@ _LAST_WORDS_S = 1.0
 class Listener:
     """Calls `serve` with each connection, in a thread of its own, and closes it thereafter.
 
-    With `credentials` a connection has to pass the door first. Of the connections `strangers_max`
-    may be without a call of `welcome`. `refuse` is called with one too many, which it may tell so
-    without waiting. `name` is for threads; the `complaint` is printed where none can be accepted.
+    A connection first goes the way on which `lead` sends it. `refuse` is called with one too many,
+    which it may tell so without waiting. `name` is for threads; the `complaint` is printed where
+    none can be accepted.
     """
 
     def __init__(
@@ -39,20 +39,17 @@ class Listener:
         *,
         complaint: str,
         connections_max: int,
-        strangers_max: int | None = None,
-        credentials: Credentials | None = None,
+        lead: Callable[[socket.socket], Way] | None = None,
         refuse: Callable[[socket.socket], object] = lambda connection: None,
     ) -> None:
         self._name = name
         self._serve = serve
         self._complaint = complaint
         self._connections_max = connections_max
-        self._strangers_max = strangers_max
-        self._credentials = credentials
+        self._lead = lead
         self._refuse = refuse
         self._lock = threading.Lock()
         self._open: dict[threading.Thread, socket.socket] = {}
-        self._strangers: set[threading.Thread] = set()
         self._is_closing = threading.Event()
         self._server: Server | None = None
         self._thread = threading.Thread(target=self._run, name=f"{name}-listener", daemon=True)
@@ -69,7 +66,7 @@ class Listener:
 
     def start(self, listening: socket.socket) -> None:
         """Take the connections of a socket that listens; it is the listener's from now on."""
-        self._server = Server(listening, self._credentials, complain=self._complain)
+        self._server = Server(listening, self._lead, complain=self._complain)
         self._thread.start()
 
     def close(self, within_s: float = _CLOSE_TIMEOUT_S) -> None:
@@ -101,11 +98,6 @@ class Listener:
         with self._lock:
             self._connections_max += num_connections
 
-    def welcome(self) -> None:
-        """Count this thread's connection as that of somebody who is known."""
-        with self._lock:
-            self._strangers.discard(threading.current_thread())
-
     def _run(self) -> None:
         assert self._server
         poll = select.poll()
@@ -131,16 +123,13 @@ class Listener:
     def _give_thread(self, connection: socket.socket, thread: threading.Thread) -> bool:
         """Give a connection to a thread, if there may be one more."""
         with self._lock:
-            if len(self._open) >= self._connections_max or len(self._strangers) >= (
-                self._strangers_max or self._connections_max
-            ):
+            if len(self._open) >= self._connections_max:
                 return False
             try:
                 thread.start()
             except RuntimeError:  # the system has no more of them
                 return False
             self._open[thread] = connection
-            self._strangers.add(thread)
             return True
 
     def _serve_one(self, connection: socket.socket) -> None:
@@ -149,10 +138,8 @@ class Listener:
         except Exception:  # noqa: BLE001 - one connection's fault is not the daemon's
             complain(traceback.format_exc())
         finally:
-            thread = threading.current_thread()
             with self._lock:
-                self._strangers.discard(thread)
-                self._open.pop(thread).close()
+                self._open.pop(threading.current_thread()).close()
 
     def _turn_away(self, connection: socket.socket) -> None:
         assert self._server

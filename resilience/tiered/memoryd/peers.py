@@ -72,7 +72,7 @@ class PeerDoor(Peers):
             self._serve,
             complaint="cannot accept connections of other nodes",
             connections_max=_CONNECTIONS_MAX + _CONNECTIONS_PEER * max(1, len(settings.peers)),
-            credentials=self._house.credentials,
+            lead=self._house.credentials.accept,
         )
         self._lock = threading.Lock()
         self._idle: dict[str, list[PeerSocket]] = defaultdict(list)

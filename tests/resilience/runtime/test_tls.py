@@ -30,7 +30,7 @@ print(derive_pair(sys.argv[1]))
 """
 
 
-def problems(tls: Tls) -> list[str]:
+def problems(tls: Tls, word: str = "word") -> list[str]:
     """Return what ends a client's handshake with an agent that has TLS, and what the agent says."""
     found = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -39,7 +39,7 @@ def problems(tls: Tls) -> list[str]:
     accepted.settimeout(10)
 
     def serve() -> None:
-        with derive_tls(TOKEN).wrap(accepted, connects=False) as server:
+        with derive_tls(TOKEN).wrap(accepted, word="word", connects=False) as server:
             try:
                 shake_hands(server, AGENTS)
                 server.sendall(b"inside")
@@ -48,7 +48,7 @@ def problems(tls: Tls) -> list[str]:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    with tls.wrap(called, connects=True) as connection:
+    with tls.wrap(called, word=word, connects=True) as connection:
         try:
             shake_hands(connection, AGENTS)
             # Of TLS 1.3 a client hears only now that its certificate was not taken.
@@ -82,11 +82,16 @@ def test_nobody_else_gets_in() -> None:
     assert problems(Tls(older, older))[1] == "TLS has failed: unsupported protocol"
 
 
+def test_a_handshake_for_another_door_is_refused() -> None:
+    """A host between members cannot join one's door and another's TLS."""
+    assert problems(derive_tls(TOKEN), "other")[0] == "TLS has failed: tlsv1 unrecognized name"
+
+
 def test_an_end_that_does_not_answer_is_told_of_in_plain_words() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         called = socket.create_connection(listening.getsockname(), timeout=0.1)
         raises = pytest.raises(TimeoutError, match=r"^the other side does not answer$")
-        with derive_tls(TOKEN).wrap(called, connects=True) as connection, raises:
+        with derive_tls(TOKEN).wrap(called, word="word", connects=True) as connection, raises:
             shake_hands(connection, DAEMONS)
 
 

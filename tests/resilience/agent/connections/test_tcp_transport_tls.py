@@ -13,6 +13,7 @@ from tests.resilience.tiered.cluster import Wire
 from tests.resilience.tiered.fault_proxy import Recorder
 from tests.resilience.transports import TOKEN, TcpWorld, say
 
+_DOOR_BYTES = 88
 TEXT = "what one agent says to another"
 
 
@@ -64,7 +65,7 @@ def test_a_bit_that_flips_on_its_way_is_no_other_end_without_tls(
     world.tls = True
     a, b = world.node("a"), world.node("b")
     wire = Wire(free_ports(1)[0], int(b.transport.address.rpartition(":")[2]))
-    wire.flip_at = [] if is_met else [40]
+    wire.flip_at = [] if is_met else [_DOOR_BYTES + 40]
     peer = a.transport.connect(wire.endpoint.removeprefix("http://"))
     if is_met:
         world.settle(lambda: bool(a.arrived and b.arrived))

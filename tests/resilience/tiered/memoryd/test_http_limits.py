@@ -38,6 +38,7 @@ def test_connections_beyond_the_limit_are_503(doors: Doors) -> None:
         assert first.create("job", 1).status == 201
         assert second.latest("job") == []
         with opened.client() as third:
+            third.send(head("GET", "/health"))
             assert third.answer().status == 503
             assert third.is_ended()
         first.close()
@@ -96,6 +97,7 @@ def test_body_that_trickles_is_408(doors: Doors) -> None:
 
 def test_idle_connection_is_ended(doors: Doors) -> None:
     with doors.open(limits=Limits(idle_s=0.05)) as opened, opened.client() as client:
+        client.create("job", 1)
         assert client.is_ended()
 
 
@@ -111,12 +113,13 @@ def test_client_that_reads_nothing_is_left(doors: Doors) -> None:
 def test_token_is_asked_for_on_every_request(doors: Doors) -> None:
     with doors.open(token="secret") as opened, opened.client() as client:
         path = "/v1/cp/namespaces/job"
+        for wrong in ("Bearer secre", "Bearer secret2", "secret", "Basic secret", "Bearer \xe9"):
+            with opened.client() as other:
+                assert other.ask("GET", path, Authorization=wrong).status == 401
+                assert other.is_ended()
+        assert client.ask("GET", path, Authorization="Bearer secret").status == 404
         refused = client.ask("GET", path)
         assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
-        for wrong in ("Bearer secre", "Bearer secret2", "secret", "Basic secret", "Bearer \xe9"):
-            assert client.ask("GET", path, Authorization=wrong).status == 401
-        assert client.ask("GET", path, Authorization="Bearer secret").status == 404
-        assert client.ask("GET", path).status == 401
         assert client.ask("GET", "/health").content == {"status": "healthy"}
 
 
@@ -255,19 +258,31 @@ def test_clients_name_the_door_as_they_find_it(http: Client, host: str) -> None:
     assert http.answer().status == 200
 
 
-def test_who_does_not_say_the_token_takes_no_place_of_who_does(doors: Doors) -> None:
-    limits = Limits(strangers_max=2, stranger_s=0.2)
-    with doors.open(token="secret", limits=limits) as opened, ExitStack() as clients:
-        known = []
-        for _ in range(3):
-            known.append(clients.enter_context(opened.client()))
-            assert known[-1].ask("GET", "/v1/cp/namespaces/job", **BEARER).status == 404
-        silent = [clients.enter_context(opened.client()) for _ in range(2)]
-        with opened.client() as one_more:
-            assert one_more.answer().status == 503
-        for each in silent:
-            assert each.is_ended()
-            each.close()
+@pytest.mark.parametrize("token", [None, "secret"])
+def test_strangers_have_no_threads_and_take_no_place(doors: Doors, token: str | None) -> None:
+    """More of them than have places say nothing, half of a request, another protocol, no token."""
+    sayings = [
+        b"",
+        b"GET / HTTP",
+        b"\x16\x03\x01" + bytes(300),
+        head("GET", "/v1/cp/"),
+        b"x" * 40_000,
+    ]
+    if token is None:
+        del sayings[3]
+    limits = Limits(connections_max=1)
+    with doors.open(token=token, limits=limits) as opened, ExitStack() as clients:
+        known = clients.enter_context(opened.client())
+        assert known.ask("GET", "/v1/cp/namespaces/job", **BEARER).status == 404
+        num_threads = threading.active_count()
+        for _ in range(60):
+            for each in sayings:
+                stranger = clients.enter_context(opened.client())
+                stranger.send(each)
+        assert known.ask("GET", "/v1/cp/namespaces/job", **BEARER).status == 404
+        assert threading.active_count() == num_threads
+        with opened.client() as health:
+            health.send(head("GET", "/health"))
+            assert health.answer().status == (503 if token is None else 200)
+        known.close()
         _eventually_served(opened, **BEARER)
-        for each in known:
-            assert each.ask("GET", "/v1/cp/namespaces/job", **BEARER).status == 404

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from resilience.runtime.door import DAEMONS
-from resilience.runtime.server import Credentials, Passage
+from resilience.runtime.server import Credentials
 from resilience.runtime.tls import derive_tls
 from resilience.tiered.memoryd.listener import Listener, listen_at
 from tests.resilience.tiered.cluster import Cluster, make_cluster, wait_held
@@ -68,10 +68,10 @@ def test_two_daemons_find_each_other_through_a_flood(pair: Cluster) -> None:
 
     floods = [threading.Thread(target=flood, args=[port]) for port in pair.ports.values()]
     try:
-        pair.start("a")
+        pair["a"].start("--tls")
         for each in floods:
             each.start()
-        pair.start("b")
+        pair["b"].start("--tls")
         for step in range(1, 4):
             save(pair["a"].client(token=TOKEN), make_id(step), make_content(MIB, step))
             wait_held(pair["b"], make_id(step))
@@ -120,12 +120,13 @@ def test_tls_encrypts_the_last_answer_of_a_daemon_that_ends() -> None:
         serve,
         complaint="cannot accept",
         connections_max=1,
-        credentials=Credentials(kind=DAEMONS, token=TOKEN, tls=tls),
+        lead=Credentials(kind=DAEMONS, token=TOKEN, tls=tls).accept,
     )
     listening = listen_at("127.0.0.1", 0)
     with knock(listening.getsockname()[1]) as client:
         listener.start(listening)
-        connection = Passage(client, make_door(TOKEN), tls).go_through(LIMIT_S)
+        passage = Credentials(kind=DAEMONS, token=TOKEN, tls=tls).lead(client, connects=True)
+        connection = passage.go_through(LIMIT_S)
         connection.settimeout(LIMIT_S)
         assert connection.recv(16) == b"ready"
         listener.close()
