@@ -223,7 +223,7 @@ class SetUp:
             raise StateError(
                 f"the set-up of a process that takes a lost rank's place calls {name} of "
                 f"{wanted[1]} where the first set-up called {told}; a set-up has to do the same "
-                "each time"
+                "each time: let rank 0 broadcast, as a tensor, which checkpoint to load"
             )
         with torch.no_grad():
             for tensor, text in zip(tensors, found[2], strict=True):
@@ -231,8 +231,8 @@ class SetUp:
                     continue
                 if is_root and _to_text(tensor) != text:
                     sys.stderr.write(
-                        "the set-up broadcasts other bytes than the first one did: draw and read "
-                        "the same each time, or make the value on each rank\n"
+                        "the set-up broadcasts other bytes than the first one did, which it is "
+                        "given in their place: what follows from its own would differ\n"
                     )
                 _fill(tensor, text)
 

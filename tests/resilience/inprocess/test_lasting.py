@@ -84,7 +84,7 @@ def test_set_up_that_is_run_alone_gets_what_the_first_one_got() -> None:
         ),
         pytest.param(
             lambda: sum_of(1.0) + sum_of(2.0),
-            "where the first set-up called no collec",
+            "first set-up called no collec.* each time: let rank 0 broadcast, as a tensor, which",
             id="one-more",
         ),
         pytest.param(
@@ -138,7 +138,10 @@ def test_root_that_broadcasts_other_bytes_is_named(capsys: pytest.CaptureFixture
     open_alone(SetUp(set_up.write_notes))
     tell("late")
 
-    assert "the set-up broadcasts other bytes than the first one did" in capsys.readouterr().err
+    assert (
+        "other bytes than the first one did, which it is given in their place"
+        in capsys.readouterr().err
+    )
 
 
 def test_group_forwards_to_that_of_each_generation_and_is_found_by_its_name() -> None:
