@@ -32,7 +32,13 @@ from resilience.agent.coordination.membership import State
 from resilience.agent.evidence.earlier import LOOK_S, StartedAgain, find_later
 from resilience.agent.evidence.locks import hold_lock, read_boot_id
 from resilience.agent.evidence.removal import is_other
-from resilience.agent.evidence.words import AGENTS_FOLDER, find_ended, find_words, has_ended
+from resilience.agent.evidence.words import (
+    AGENTS_FOLDER,
+    find_ended,
+    find_words,
+    has_ended,
+    mark_end,
+)
 from resilience.plain_files import read_plain
 from resilience.run_record import mark_stored, read_starts_after
 from resilience.runtime.wake import Wake
@@ -263,12 +269,8 @@ class RunFolder:
         self._is_looking = True
 
         def look() -> Recorded | None:
-            try:
-                found = newest_record(self._path)
-            except (OSError, TornError):
-                return None
-            finally:
-                self._is_looking = False
+            found = _find_record(self._path)
+            self._is_looking = False
             if found is None or not self._is_ours(found):
                 return None
             return Recorded(
@@ -348,7 +350,7 @@ class RunFolder:
     def _find_ended_of(self, record: Record) -> dict[str, set[str]]:
         """Return which agents of a record have ended for certain, and as what."""
         name = attempt_name(record.run, record.attempt)
-        return find_ended(self._path, record.agents, name)
+        return find_ended(self._path, record.agents, name, record.starts)
 
     def answers(self) -> list[Answer]:
         """Return what was found out since the last call."""
@@ -378,45 +380,40 @@ class RunFolder:
 
         Not where it is certain that no agent of it lives.
         """
-        try:
-            record = newest_record(self._path)
-            if record is None or record.is_over or not self._is_ours(record):
-                return False
-            has_ended = set(record.agents) <= set(self._find_ended_of(record))
-        except (OSError, TornError):
+        record = _find_record(self._path)
+        if record is None or record.is_over or not self._is_ours(record):
             return False
-        return record.generation >= 0 and not has_ended
+        return record.generation >= 0 and not set(record.agents) <= set(self._find_ended_of(record))
 
     def find_end(self) -> int | None:
         """Return with which status the run has ended, None where it has not; waits for the disk."""
-        try:
-            record = newest_record(self._path)
-        except (OSError, TornError):
-            return None
+        record = _find_record(self._path)
         is_end = record is not None and record.is_over and self._is_ours(record)
         return record.status if record and is_end else None
 
     def note_stored(self) -> None:
         """Have the run's record say that a step of it is whole in its store."""
-        if self._has_stored:
-            return
-        self._has_stored = True
-
-        def write() -> None:
-            mark_stored(self._path)
-
-        self._questions.put(write)
+        if not self._has_stored:
+            self._has_stored = True
+            self._questions.put(lambda: mark_stored(self._path))
 
     def close(self) -> None:
-        """Take this agent's word back, unless the disk stands still; the run's end has longer."""
+        """Take this agent's word back, unless the disk stands still; the run's end has longer.
+
+        Where the run's record is not over, the word is marked instead: the next run in the folder
+        waits for the agents that the record names, and an agent without a word may live.
+        """
         self._questions.put(self._remove)
         self._questions.put(None)
         self._thread.join(_END_S if self._is_ending else _CLOSE_S)
 
-    def _remove(self) -> bool:
-        (self._path / AGENTS_FOLDER / self.start).unlink(missing_ok=True)
+    def _remove(self) -> None:
         self._draft.unlink(missing_ok=True)
-        return False
+        path, newest = self._path / AGENTS_FOLDER / self.start, _find_record(self._path)
+        if newest and not newest.is_over:
+            mark_end(path, self.start)
+        else:
+            path.unlink(missing_ok=True)
 
     def _work(self) -> None:
         with suppress(OSError):
@@ -459,15 +456,19 @@ def newest_record(path: Path) -> Record | None:
     return max(records, key=lambda each: (each.generation, each.is_over), default=None)
 
 
+def _find_record(path: Path) -> Record | None:
+    """Return the newest record; None where none can be read."""
+    with suppress(*_FAILURES):
+        return newest_record(path)
+    return None
+
+
 def find_last_end(path: Path) -> int | None:
     """Return with which status the run that a folder had last has ended, None where it has not.
 
     Nor where an agent has left word of another start, which may go on. Waits for the disk.
     """
-    try:
-        record = newest_record(path)
-    except (OSError, TornError):
-        return None
+    record = _find_record(path)
     if record is None or not record.is_over:
         return None
     name = attempt_name(record.run, record.attempt)

@@ -54,7 +54,7 @@ def find_life(run_dir: Path, run_id: str) -> str | None:
         [*_find_processes(run_dir), *held],
         newest,
         renewed_s=max(0.0, time.time() - max(times, default=0.0)),
-        ended=find_ended(run_dir, newest.agents, name) if newest else (),
+        ended=find_ended(run_dir, newest.agents, name, newest.starts) if newest else (),
     )
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from resilience.agent.evidence.locks import is_lock_held, read_boot_id
 from resilience.plain_files import parse_json, read_plain
+from resilience.whole_files import write_whole
 
 AGENTS_FOLDER = "agents"
+_ENDED = "ended"
 
 
 def find_words(path: Path) -> list[dict[str, str]]:
@@ -36,18 +38,28 @@ def read_word(path: Path) -> dict[str, str]:
 
 
 def has_ended(path: Path) -> bool:
-    """Return whether no process lives of what the agent of a file has been on this machine."""
-    # An agent that ends in order takes its file along, and says so itself.
-    here = read_boot_id()
-    return bool(here) and read_word(path).get("boot") == here and is_lock_held(path) is False
+    """Return whether the agent of a file has ended: by its own word, or on this machine."""
+    word, here = read_word(path), read_boot_id()
+    is_free = bool(here) and word.get("boot") == here and is_lock_held(path) is False
+    return is_free or _ENDED in word
 
 
-def find_ended(path: Path, names: Collection[str], run: str) -> dict[str, set[str]]:
+def mark_end(path: Path, writer: str) -> None:
+    """Have the word of an agent that ends in order say so, in place of its address."""
+    word = read_word(path)
+    if word.keys() >= {"run", "node"}:
+        write_whole(path, {"run": word["run"], "node": word["node"], _ENDED: "in order"}, writer)
+
+
+def find_ended(
+    path: Path, names: Collection[str], run: str, heard: Iterable[tuple[str, str]] = ()
+) -> dict[str, set[str]]:
     """Return which agents of a run's attempt have ended for certain, and as which starts.
 
-    Of one that has been started again since it was heard of the newest start counts as well.
+    Of one that has been started again since it was heard of the newest start counts as well. An
+    agent of which a start was `heard` that has left no word here may live.
     """
-    starts: dict[str, set[Path]] = {}
+    starts = {name: {path / AGENTS_FOLDER / start} for name, start in heard}
     with suppress(OSError):
         for each in (path / AGENTS_FOLDER).iterdir():
             word = read_word(each)

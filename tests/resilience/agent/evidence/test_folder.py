@@ -364,6 +364,28 @@ def test_end_of_another_run_is_none_of_this_one(folders: Folders) -> None:
     assert read(later) == []
 
 
+@pytest.mark.parametrize("newer", [None, "a start that has left no word"])
+def test_run_whose_agents_have_ended_in_order_holds_up_no_later_one(
+    folders: Folders, newer: str | None
+) -> None:
+    one, other = folders.open(), folders.open()
+    for folder, node in ((one, "n0"), (other, "n1")):
+        folder.announce(f"{node}:1", node)
+        answer(folder)
+    begin(one, "n0", "n1")
+    starts = {"n0": one.start, "n1": newer or other.start}
+    renew(one, "n0", "n1", number=0, starts=starts)
+
+    one.close()
+    early = begin(folders.open("b"), "n2")
+    other.close()
+    late = begin(folders.open("b"), "n2")
+
+    assert early.reason == "n0, n1 may go on with run 'a' in the same folder"
+    assert (late.record is None) == (newer is not None)
+    assert folders.open().find_agents() == []
+
+
 def test_torn_record_is_named(folders: Folders) -> None:
     _, other = folders.founded()
     record = folders.path / "generations" / "run-0"
