@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from resilience.agent.coordination.node import MembershipNode
+from resilience.agent.coordination.opening import lacks_nodes
 from resilience.agent.options import AgentOptions
 from resilience.agent.part import NodePart
 from resilience.agent.processes.crew import Crew
@@ -114,7 +115,10 @@ class Ending:
             self.finish_as_asked()
 
     def _has_work(self) -> bool:
-        return self._part.opening is not None and any(self._crew.ranks.values())
+        """Return whether workers may still take the step after which they end."""
+        has_workers = self._part.opening is not None and any(self._crew.ranks.values())
+        state = self._membership.state
+        return has_workers and not (state is not None and lacks_nodes(state))
 
     def _check_meeting(self, now_s: float) -> None:
         """End where no other agent of the run was found in time."""

@@ -31,6 +31,7 @@ from resilience.state.report import fresh_report, pack_reports
 
 _ASKED_STATUS = 128 + signal.SIGTERM
 _AGREEMENT = "waits until the nodes that were asked agree to the members"
+_NODES_WAIT = "waits for nodes in the places of lost ones"
 _FOLDER = "waits for an answer of the run's folder"
 _PROMISES = "waits until the nodes to be asked have joined in this ballot"
 _ASK_AGAIN_S = 1.0
@@ -55,6 +56,13 @@ def advance(state: State, now_s: float) -> Decision:
     return _open(state, state.proposal, now_s) if has_all else hold(state, REPORTS_WAIT)
 
 
+def lacks_nodes(state: State) -> bool:
+    """Return whether no generation opens before nodes come in the places of lost ones."""
+    is_waiting = state.stage == Stage.STOPPING and state.reason == _NODES_WAIT
+    may_shrink = state.options.policy.fit(len(state.nodes) - state.nodes.count(None)) > 0
+    return is_waiting and not (state.awaited or may_shrink or is_saving(state))
+
+
 def _choose(state: State, now_s: float) -> Decision:
     """Propose the members of the next generation, where they can be told by now."""
     num_here = len(state.nodes) - state.nodes.count(None)
@@ -65,7 +73,7 @@ def _choose(state: State, now_s: float) -> Decision:
     if released := _release(state, now_s, is_whole=is_whole):
         return released
     if not is_whole and not size.may_shrink(filled, now_s):
-        return hold(state, "waits for nodes in the places of lost ones")
+        return hold(state, _NODES_WAIT)
     members = size.choose_members(filled, now_s)
     if not is_whole:
         return _propose(state, _without_lost(filled), members, now_s)

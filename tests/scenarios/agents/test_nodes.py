@@ -16,11 +16,11 @@ from tests.resilience.agent.runs import ROOT, Run, fault, listening_ports, plan
 JOB = ("--nnodes", "2", "--nproc-per-node", "1", "--spares", "0")
 
 
-def start(run: Run, num_nodes: int, rank: int, *options: str) -> None:
+def start(run: Run, num_nodes: int, rank: int, *options: str, **variables: int) -> None:
     """Start all agents, and return when a rank has come to where it waits for its end."""
     place = fault("wait", "forward", rank, 2)
     for number in range(num_nodes):
-        run.start(f"n{number}", *JOB, *options, variables=plan(place, NOTE=run.note))
+        run.start(f"n{number}", *JOB, *options, variables=plan(place, NOTE=run.note, **variables))
     run.wait_for_note()
 
 
@@ -62,10 +62,12 @@ def test_standby_takes_the_place_of_a_lost_node(
     run.assert_same(undisturbed(2, 6))
 
 
+@pytest.mark.parametrize("variables", [{"ORDERLY": 1}, {}], ids=["orderly", "killed-by-it"])
 def test_agent_that_is_asked_to_end_as_its_coordinator_dies_ends_with_its_workers(
-    run: Run,
+    run: Run, variables: dict[str, int]
 ) -> None:
-    start(run, 2, 0, "--term-deadline-s", "600", "--join-deadline-s", "60")
+    """Also workers that would end after a step of all: none follows without another node."""
+    start(run, 2, 0, "--term-deadline-s", "600", "--join-deadline-s", "60", **variables)
     lost = roles(run, 2)["coordinator"]
     (left,) = (node for node in run.agents if node != lost)
 
@@ -73,6 +75,7 @@ def test_agent_that_is_asked_to_end_as_its_coordinator_dies_ends_with_its_worker
     run.agents[left].send_signal(signal.SIGTERM)
 
     assert run.wait(left) == 143, run.show()
+    assert "grace period" not in run.text(left)
     run.agents[lost].wait()
     run.assert_nothing_left()
 

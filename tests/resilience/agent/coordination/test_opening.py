@@ -23,8 +23,10 @@ from resilience.agent.coordination.events import (
 )
 from resilience.agent.coordination.founding import SLACK, Record
 from resilience.agent.coordination.membership import Options, Stage, State
+from resilience.agent.coordination.opening import lacks_nodes
 from resilience.agent.coordination.votes import find_doubted
 from resilience.comm.messages import Agree, Ballot, Learn, Propose, Stopped
+from resilience.elastic.policy import Policy
 from resilience.state.report import Phase, Report
 from tests.resilience.agent.coordination.decisions import (
     OPTIONS,
@@ -123,6 +125,10 @@ def test_decisions_say_that_places_are_empty() -> None:
     state, _ = hear(state, *gone, *places(0))
 
     assert state.reason == "waits for nodes in the places of lost ones"
+    assert lacks_nodes(state)
+    assert not lacks_nodes(replace(state, awaited=frozenset({1}))), "it may come with its state"
+    smaller = replace(state.options, policy=Policy(sizes=(1, 3), shrink_after_s=60.0))
+    assert not lacks_nodes(replace(state, options=smaller))
 
 
 # ---- what all have to agree to
