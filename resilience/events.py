@@ -32,7 +32,7 @@ What workers write:
 What a node agent writes:
     agent_started (start), node_leaving, node_left, node_joined, node_lost,
     node_ended (node, reason), state_saved (saved_step, place),
-    generation_opened (number, world_size, reason), generation_waits (reason),
+    generation_opened (number, world_size), generation_waits (reason),
     nodes_wait (reason, seconds), node_awaited (reason, seconds), worker_replaced (pid),
     fault_detected (reason, text, quiet_s), generation_broken (reason), generation_left (reason),
     code_seen (folder, commit, is_dirty), step (printed; of a program that prints its steps),

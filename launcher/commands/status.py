@@ -18,7 +18,6 @@ from launcher.monitor.checkpoints import missed_text, newest_saved
 from launcher.monitor.duration import format_seconds
 from launcher.monitor.logs import plain
 from launcher.monitor.progress import render_recovery
-from launcher.monitor.runstate import RunState
 from launcher.monitor.standing import JobStatus, Phase
 from launcher.monitor.standstill import standstill_text
 from launcher.monitor.storage import storage_text
@@ -49,7 +48,7 @@ def status_lines(sight: Sight) -> list[str]:
         "doing": doing_text(sight),
         "size": size_text(sight),
         "steps": _steps(sight),
-        "faults": _faults(state, has_ended=standing.phase.has_ended),
+        "faults": _faults(sight),
         "safe": _safe(sight),
         "warned": _warned(sight),
         "lost": "; ".join(state.losses),
@@ -170,12 +169,15 @@ def _steps(sight: Sight) -> str:
     return ", ".join(parts)
 
 
-def _faults(state: RunState, *, has_ended: bool) -> str | None:
-    recoveries = state.recoveries
+def _faults(sight: Sight) -> str | None:
+    recoveries, standing = sight.state.recoveries, sight.standing
     if not recoveries:
         return None
-    last = render_recovery(recoveries[-1], has_ended=has_ended)
-    return f"{len(recoveries)}, the last: {last}"
+    last = recoveries[-1]
+    text = render_recovery(last, has_ended=standing.phase.has_ended)
+    if last.surrender and last.surrender in standing.why:
+        text = text.removesuffix(f"; {last.surrender}")
+    return f"{len(recoveries)}, the last: {text}"
 
 
 def _safe(sight: Sight) -> str | None:

@@ -31,12 +31,13 @@ class Meeting:
             return ""
         joined = max(self.joined.values(), key=len, default=frozenset())
         absent = sorted(self.begun_s.keys() - joined)
-        num_unseen = num_nodes - len(joined | self.begun_s.keys())
+        num_seen = len(joined | self.begun_s.keys())
+        num_nodes = max(num_nodes, num_seen)  # nodes may stand by
         parts = [
             f"{', '.join(absent)} {'has' if len(absent) == 1 else 'have'} not joined"
             if absent
             else "",
-            f"no agent has begun on {num_unseen} of them" if num_unseen > 0 else "",
+            f"no agent has begun on {num_nodes - num_seen} of them" if num_nodes > num_seen else "",
         ]
         text = ", ".join(filter(None, parts))
         return text and f"waiting for {num_nodes - len(joined)} of {num_nodes} nodes: {text}"

@@ -401,8 +401,7 @@ def _open(state: State, layout: Layout, now_s: float) -> Decision:
     generation = state.generation + 1
     num_before = len(state.members.nodes)
     shares_folder = all(state.present[node].shares_folder for node in layout.nodes)
-    reason = "the members have agreed, and their ranks have reported"
-    fields = {"number": generation, "world_size": layout.world_size, "reason": reason}
+    fields = {"number": generation, "world_size": layout.world_size}
     actions: list[Action] = [Note(event="generation_opened", fields=fields)]
     if state.giving_up is not None:
         actions.append(Note(event="giving_up", fields={"reason": state.giving_up}))
@@ -440,7 +439,7 @@ def _open(state: State, layout: Layout, now_s: float) -> Decision:
         let_go=frozenset(),
         told_growth=Growth(),
         is_stopping=False,
-        reason=reason,
+        reason="",
         sizing=note_size(state.sizing, num_before, len(layout.nodes), now_s),
     )
     news, members = learn(state), {*layout.nodes}

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from resilience.runtime.records import read_record
 from resilience.runtime.wake import Wake
 from resilience.tiered.catalog import StepAt, count_domains
 from resilience.tiered.errors import RefusedError, TieredError, VaultFullError
@@ -311,7 +312,8 @@ class Session:
     def _do_own(self, request: Mapping[str, Any]) -> Reply:
         """Have the store's namespace be the run's own; waits for the store."""
         namespace, shelf = self._own_namespace(), self._house.board.shelf
-        owner = NamespaceOwner(run=_text(request, "run"), name=_text(request, "name"))
+        told = {name: request.get(name) for name in NamespaceOwner.model_fields}
+        owner = read_record(NamespaceOwner, told, "owner of a namespace")
         takes_over, unseen = bool(request.get("takes_over")), list[str]()
         if shelf is not None:
             unseen = shelf.claim(namespace, owner, takes_over=takes_over)

@@ -323,6 +323,18 @@ def test_status_and_runs_say_which_nodes_have_not_joined() -> None:
     assert first_error(state_of(job, *waits, gave_up)) == "1 of 3 nodes joined"
 
 
+def test_status_says_once_why_a_run_gave_up() -> None:
+    reason = "no node took the place of lost n1 within 135 s"
+    broken = ("n0", None, "generation_broken", {"reason": "n1 is gone"})
+    seen = state_of(ELASTIC, opened(4), broken, ("n0", None, "gave_up", {"reason": reason}))
+    why = f"n0 ended with exit status 75; {reason}"
+
+    text = "\n".join(lines_of(seen, ELASTIC, phase=Phase.FAILED, why=why))
+
+    assert (text.count(reason), text.count("faults    1")) == (1, 1)
+    assert text.count("no step came") == 0
+
+
 def test_status_says_which_lost_node_is_waited_for_and_until_when() -> None:
     """By the scheduler's name; the workers that went with the node are not there."""
     awaited = {"reason": "n1 or another node", "seconds": 132.0}

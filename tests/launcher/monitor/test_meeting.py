@@ -58,3 +58,8 @@ def test_which_nodes_have_not_joined(events: list[Event], after_s: float, missin
     num, colon, text = missing.partition(": ")
     wanted = f"waiting for {num} of 3 nodes: {text}" if colon else ""
     assert meeting.missing_text(3, 100.0 + after_s) == wanted
+
+
+def test_count_and_names_agree_where_a_node_stands_by() -> None:
+    meeting = reduce(next_meeting, [*begun("a", "b", "c"), *joined("b", "b", "c")], Meeting())
+    assert meeting.missing_text(2, 130.0) == "waiting for 1 of 3 nodes: a has not joined"

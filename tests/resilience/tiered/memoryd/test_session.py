@@ -39,3 +39,23 @@ def test_worker_that_the_kernel_does_not_name_is_known_by_its_own_word(
     answer, _ = session.answer({"op": "prepare", "num_bytes": 1})
 
     assert (answer, prepared) == ({}, owners)
+
+
+@pytest.mark.parametrize(
+    ("run", "problem"),
+    [("a b", "'a b': String should match"), (None, "None: Input should be a valid string")],
+)
+def test_owner_that_is_none_is_refused_in_one_line(run: str | None, problem: str) -> None:
+    vault = SimpleNamespace(claim=lambda namespace, job: None)
+    house: Any = SimpleNamespace(
+        settings=SimpleNamespace(token="", own=SimpleNamespace(name="a")),
+        board=SimpleNamespace(vault=vault, shelf=None),
+    )
+    process: Any = SimpleNamespace(owner="")
+    session = Session(house, process, process, lambda: None)
+    session.answer({"op": "hello", "namespace": "n", "job": "j"})
+
+    answer, _ = session.answer({"op": "own", "run": run, "name": "r in /f"})
+
+    (text,) = str(answer["message"]).splitlines()
+    assert f"no owner of a namespace: run {problem}" in text
