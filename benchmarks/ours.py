@@ -28,6 +28,12 @@ def start(plan: JobPlan) -> RunningJob:
     return start_workers(plan, [WORKER], preloaded=PRELOADED)
 
 
+def start_protected(plan: JobPlan) -> RunningJob:
+    """Start the same with a program under `resilience.protect`, whose spares have its imports."""
+    worker = "benchmarks.recovery_peers.protected_worker"
+    return start_workers(plan, [worker], preloaded=PRELOADED, options=["--warm=imports"])
+
+
 def start_megatron(plan: JobPlan, overrides: Sequence[str] = ()) -> ProcessJob:
     """Start the same with the Megatron trainer, two of whose ranks hold a copy."""
     from benchmarks.recovery_peers import megatron_job
@@ -77,6 +83,13 @@ OURS = System(
     name="ours",
     what="this project: recovery in the process, state from a live replica",
     start=start,
+    missing=why_missing,
+    places=("backward", "update"),
+)
+PROTECTED = System(
+    name="protected",
+    what="this project: a program's own loop under resilience.protect",
+    start=start_protected,
     missing=why_missing,
     places=("backward", "update"),
 )

@@ -2,17 +2,17 @@
 
     python -m benchmarks.overhead [--pairs 1000] [--parts steps,memory] [--json FILE]
 
-steps: every worker holds two copies of the tiny model, one under plain DDP and one under
-recovery, and takes a step of each in turn, pair by pair in changing order; a step lasts from the
-first rank's begin to the last rank's end. memory: proportional set sizes with 1 GiB of state per
-rank.
+steps: every worker holds two copies of the tiny model, one as torch has it and one under
+`resilience.protect`, with DDP and then with FSDP2, and takes a step of each in turn, pair by pair
+in changing order; a step lasts from the first rank's begin to the last rank's end. memory:
+proportional set sizes with 1 GiB of state per rank.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from benchmarks.jobplan import NUM_RANKS, JobPlan
 from benchmarks.ours import LONG_DEADLINE, PRELOADED, start_workers
 
 PARTS = ("steps", "memory")
+LAYOUTS = ("ddp", "fsdp")
 WARM_UP = 20
 """Steps of each kind that are not counted; the losses of both have to agree in them."""
 LOSS_DIFFERENCE_MAX = 1e-4
@@ -39,7 +40,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--memory-ranks", type=int, default=NUM_RANKS)
     parser.add_argument("--parts", type=machine.names_of(PARTS), default=list(PARTS))
     parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--keep", type=Path, help="copy the moments of all steps here")
     machine.add_arguments(parser)
     arguments = parser.parse_args()
     if min(arguments.pairs, arguments.memory_ranks) < 2:
@@ -50,81 +50,31 @@ def parse_arguments() -> argparse.Namespace:
 # ---- steps
 
 
-def run_steps(pairs: int, *, keep: Path | None) -> list[dict[str, Any]]:
-    """Run both copies against each other; return what each rank wrote."""
-    with run_folder(keep) as folder:
+def compare_steps(layout: str, pairs: int) -> figures.Ratio:
+    """Run both copies against each other; return a protected step by one as torch has it."""
+    with run_folder() as folder:
         plan = JobPlan(run_dir=folder, num_steps=pairs, ports=free_ports(4))
         plan.write()
-        program = ["benchmarks.overhead_steps", "--pairs", str(pairs), "--warm-up", str(WARM_UP)]
-        job = start_workers(plan, program, preloaded=PRELOADED, options=LONG_DEADLINE)
+        program = ["benchmarks.overhead_steps", "--layout", layout]
+        program += ["--pairs", str(pairs), "--warm-up", str(WARM_UP)]
+        options = [*LONG_DEADLINE, "--warm=imports"]
+        job = start_workers(plan, program, preloaded=PRELOADED, options=options)
         wait_for_job(job, START_LIMIT_S + pairs * PAIR_LIMIT_S)
         paths = [Path(folder, f"steps-{rank}.json") for rank in range(plan.num_ranks)]
-        return [json.loads(path.read_text("utf-8")) for path in paths]
-
-
-def judge_steps(ranks: Sequence[Mapping[str, Any]], cores: int) -> dict[str, Any]:
-    """Turn what ranks wrote into figures."""
+        ranks = [json.loads(path.read_text("utf-8")) for path in paths]
     difference = max(rank["loss_difference"] for rank in ranks)
     if difference > LOSS_DIFFERENCE_MAX:
         raise RuntimeError(f"the losses of both copies differ by {difference}: not the same work")
-    plain, ours = [rank["plain"] for rank in ranks], [rank["ours"] for rank in ranks]
-    spans = {"plain": figures.join_spans(plain), "ours": figures.join_spans(ours)}
-    cpu = {
-        name: [sum(step) for step in zip(*(rank[f"{name}_cpu_s"] for rank in ranks), strict=True)]
-        for name in spans
-    }
-    wall_s = ranks[0]["wall_s"]
-    links = [rank["background_cpu_s"][0] for rank in ranks]
-    agent, zygote, spares = ranks[0]["background_cpu_s"][1:]
-    share = (sum(links) + agent + zygote + spares) / wall_s / cores
-    ratio = figures.judge_pairs(spans["ours"], spans["plain"])
-    return {
-        "ratio": ratio,
-        "cpu_ratio": figures.judge_pairs(cpu["ours"], cpu["plain"]),
-        "step_ms": {name: 1e3 * sorted(each)[len(each) // 2] for name, each in spans.items()},
-        "plain_parts_s": figures.median_parts(plain, figures.PLAIN_PARTS),
-        "ours_parts_s": figures.median_parts(ours, figures.OURS_PARTS),
-        "gate_last_s": figures.last_to_come(ours, figures.OURS_PARTS, "gate"),
-        "reducer_last_s": figures.last_to_come(ours, figures.OURS_PARTS, "reducer"),
-        "background_cpu_ms_per_s": {
-            name: 1e3 * seconds / wall_s
-            for name, seconds in (
-                ("links", sum(links)),
-                ("agent", agent),
-                ("zygote", zygote),
-                ("spares", spares),
-            )
-        },
-        "with_background": ratio.median / (1 - share),
-        "loss_difference": difference,
-    }
-
-
-def render_steps(result: Mapping[str, Any]) -> str:
-    """Render the figures of a step."""
-    verdict = "within" if result["with_background"] <= figures.STEP_BAR else "ABOVE"
-    ratio, step_ms = result["ratio"], result["step_ms"]
-    background = result["background_cpu_ms_per_s"]
-    lines = [
-        f"step with recovery / DDP: {ratio}, of sums {ratio.of_sums:.4f}",
-        f"  {ratio.num_pairs} pairs, {step_ms['plain']:.2f} ms plain, {step_ms['ours']:.2f} ours",
-        f"  processor time of a step, ours / DDP: {result['cpu_ratio']}",
-        "  beside the steps, processor ms per s: "
-        + ", ".join(f"{name} {value:.2f}" for name, value in background.items())
-        + f"; with these {result['with_background']:.4f}, {verdict} the bar {figures.STEP_BAR}",
-        "  | part, median ms of a rank | DDP | ours |",
-        "  |---|---|---|",
-    ]
-    plain, ours = result["plain_parts_s"], result["ours_parts_s"]
-    for name in figures.OURS_PARTS:
-        left = f"{1e3 * plain[name]:.3f}" if name in plain else "-"
-        lines.append(f"  | {name} | {left} | {1e3 * ours[name]:.3f} |")
-    lines.append(
-        f"  for the rank that comes last: gate {1e3 * result['gate_last_s']:.3f} ms, "
-        f"reducer after backward {1e3 * result['reducer_last_s']:.3f} ms"
+    plain, ours = (figures.join_spans([rank[name] for rank in ranks]) for name in ("plain", "ours"))
+    ratio = figures.judge_pairs(ours, plain)
+    step_ms = [f"{1e3 * statistics.median(each):.2f} ms" for each in (plain, ours)]
+    verdict = "within" if ratio.median <= figures.STEP_BAR else "ABOVE"
+    print(
+        f"{layout}: protected / plain step {ratio}, {ratio.num_pairs} pairs, medians "
+        f"{' and '.join(reversed(step_ms))}, {verdict} the bar {figures.STEP_BAR}",
+        flush=True,
     )
-    lines.append(f"  losses of the first {WARM_UP} steps differ by {result['loss_difference']:.1e}")
-    return "\n".join(lines)
+    return ratio
 
 
 # ---- memory
@@ -169,10 +119,8 @@ def main() -> None:
     arguments = parse_arguments()
     about = machine.check_load(arguments)
     results: dict[str, Any] = {}
-    cores = int(str(about["cores"]))
     if "steps" in arguments.parts:
-        results["steps"] = judge_steps(run_steps(arguments.pairs, keep=arguments.keep), cores)
-        print(render_steps(results["steps"]), flush=True)
+        results["steps"] = {each: compare_steps(each, arguments.pairs) for each in LAYOUTS}
     if "memory" in arguments.parts:
         off, on = overhead_memory.measure_both(arguments.gib, arguments.memory_ranks)
         results["memory"] = {"off": off, "on": on, "ratios": overhead_memory.ratios(off, on)}

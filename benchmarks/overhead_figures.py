@@ -12,21 +12,6 @@ from benchmarks.events import Event
 STEP_BAR = 1.03
 MEMORY_BAR = 1.05
 RECOVERY_MEMORY_BAR = 1.15
-PLAIN_PARTS = ("forward", "backward", "update", "zero_grad", "item")
-OURS_PARTS = (
-    "marks",
-    "forward",
-    "backward",
-    "reducer",
-    "gate",
-    "update",
-    "commit",
-    "zero_grad",
-    "item",
-)
-"""What lies between two stamps of a step; `reducer` is what is left of it after backward."""
-
-Stamps = Sequence[float]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,34 +46,12 @@ def judge_pairs(ours: Sequence[float], plain: Sequence[float]) -> Ratio:
     )
 
 
-def join_spans(ranks: Sequence[Sequence[Stamps]]) -> list[float]:
+def join_spans(ranks: Sequence[Sequence[Sequence[float]]]) -> list[float]:
     """Return how long each step took: from the first rank's begin to the last rank's end."""
     return [
         max(each[-1] for each in step) - min(each[0] for each in step)
         for step in zip(*ranks, strict=True)
     ]
-
-
-def median_parts(ranks: Sequence[Sequence[Stamps]], names: Sequence[str]) -> dict[str, float]:
-    """Return the median seconds of each part of a step, over all steps and ranks."""
-    return {
-        name: statistics.median(
-            stamps[index + 1] - stamps[index] for steps in ranks for stamps in steps
-        )
-        for index, name in enumerate(names)
-    }
-
-
-def last_to_come(ranks: Sequence[Sequence[Stamps]], names: Sequence[str], name: str) -> float:
-    """Return the median seconds of a part that waits for others, for who is waited for."""
-    index = names.index(name)
-    return statistics.median(
-        min(stamps[index + 1] - stamps[index] for stamps in step)
-        for step in zip(*ranks, strict=True)
-    )
-
-
-# ---- memory
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import (
-    HashStore,
     ProcessGroupGloo,
     Store,
     _register_process_group,
@@ -265,6 +264,8 @@ class SetUp:
 _set_up: SetUp | None = None
 _lasting: dict[LastingGroup, GroupName] = {}
 """The groups of the set-up with their names, once it is over."""
+_num_groups = 0
+"""How many groups any rank made in the set-up, which numbers those that are made later."""
 
 
 def begin_set_up(set_up: SetUp) -> None:
@@ -276,11 +277,12 @@ def begin_set_up(set_up: SetUp) -> None:
 
 def end_set_up() -> SetUp | None:
     """Have torch make its own groups again; returns the set-up that ends, if there was one."""
-    global _set_up
+    global _set_up, _num_groups  # noqa: PLW0603
     found, _set_up = _set_up, None
     distributed_c10d.ProcessGroupGloo = ProcessGroupGloo  # type: ignore[misc]
     if found is not None:
         world = distributed_c10d._world
+        _num_groups = world.group_count
         for group in found.groups:
             if group in world.pg_names:  # else it was destroyed
                 group.end_set_up(list(world.pg_group_ranks[group]))
@@ -309,6 +311,8 @@ def bind_groups() -> list[Any]:
         before.append(group.forward_to(real))
     for group, name in _lasting.items():
         _register(group, name)
+    # torch counts anew in each world, and would give a name that is taken.
+    distributed_c10d._world.group_count = _num_groups
     # The program's own collectives come by here, so that those out of place can be refused.
     if first := next((each for each in _lasting if each.real is whole), None):
         distributed_c10d._update_default_pg(first)
@@ -317,7 +321,8 @@ def bind_groups() -> list[Any]:
 
 def _register(group: LastingGroup, name: GroupName) -> None:
     world = distributed_c10d._world
-    world.pg_map[group] = ("gloo", HashStore())
+    # The ranks of a group that is made later meet in this store.
+    world.pg_map[group] = world.pg_map[group.real]
     world.pg_names[group] = name
     world.pg_group_ranks[group] = {rank: number for number, rank in enumerate(group.ranks)}
     world.pg_backend_config[group] = "cpu:gloo"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -41,6 +41,16 @@ from resilience.state.transfer_buffer import TransferBuffer
 _FATAL = (StateError, StateLostError)
 _taking: Recovering | None = None
 """What takes the steps of a run in this process already."""
+
+
+class RankProgress(NamedTuple):
+    """How far a rank is."""
+
+    is_new: bool
+    """Its set-up was replayed: it has no state yet."""
+    step: int
+    done: int
+    first: int
 
 
 class RetryStep(BaseException):
@@ -163,6 +173,7 @@ class Recovering:
         """The plan of the generation has not been carried out yet."""
         self.done = self._first = 0
         self._layout_rank: int | None = None
+        self._told: list[RankProgress] = []
         set_up = current_set_up()
         self._is_new = set_up is not None and set_up.is_replay
         longest_s, self._notes = _end_set_up()
@@ -260,7 +271,8 @@ class Recovering:
     def _carry_out(self) -> None:
         members = self._members
         members.mark(Activity.RECOVERY, self.step)
-        at, done = self._agree_on_done(members)
+        told = self._told = self._tell_all(members)
+        at, done = find_done(told)
         for name in ("step", "functions"):
             kept = self._snapshots.get(name)
             # A rank that sends its state has to be where the others begin.
@@ -273,15 +285,13 @@ class Recovering:
         self._is_new = False
         self.done = max(done, 0) if at == self.step else min(self.done, self.step)
 
-    def _agree_on_done(self, members: Generation) -> tuple[int, int]:
-        """Return the newest step, and the last whose functions have ended on all ranks of it."""
-        at = torch.tensor([-1 if self._is_new else self.step])
-        members.group.allreduce([at], _op(dist.ReduceOp.MAX)).wait()
-        is_there = not self._is_new and self.step == int(at)
-        # Of a process that is lost it is not known whether it has ended its functions.
-        done = torch.tensor([self.done if is_there else -1])
-        members.group.allreduce([done], _op(dist.ReduceOp.MIN)).wait()
-        return int(at), int(done)
+    def _tell_all(self, members: Generation) -> list[RankProgress]:
+        """Return how far each rank is."""
+        rows = torch.zeros(members.world_size, 4, dtype=torch.int64)
+        own = (self._is_new, self.step, self.done, self._first)
+        rows[members.rank] = torch.tensor(own)
+        members.group.allreduce([rows]).wait()
+        return [RankProgress(bool(is_new), *rest) for is_new, *rest in rows.tolist()]
 
     def _start(self, fallback: Fallback) -> int:
         """Begin with what the programs of all ranks have made.
@@ -294,13 +304,9 @@ class Recovering:
                 f"{fallback.reason}; start the run again, from the program's own checkpoint"
             )
         members = self._members
-        told = torch.zeros(members.world_size, 2, dtype=torch.int64)
-        told[members.rank] = torch.tensor([self._is_new, self._first])
-        members.group.allreduce([told]).wait()
-        is_new = [bool(each) for each in told[:, 0]]
-        self._first = find_first_step(told.tolist())
+        self._first = find_first_step(self._told)
         run_transfers(
-            plan_first_state(members.layout, is_new),
+            plan_first_state(members.layout, [each.is_new for each in self._told]),
             view=self._state,
             rank=members.rank,
             group=members.group,
@@ -398,12 +404,6 @@ def _end_set_up() -> tuple[float, str]:
     return float(longest), set_up.write_notes()
 
 
-def _op(operation: Any) -> Any:
-    options = dist.AllreduceOptions()
-    options.reduceOp = operation
-    return options
-
-
 def _never_apply(step: int) -> None:
     raise AssertionError("an update is rolled forward by the program itself")
 
@@ -416,13 +416,20 @@ def refuse_second() -> None:
         raise error
 
 
-def find_first_step(told: Sequence[Sequence[int]]) -> int:
-    """Return the step that a run begins with, of (is_new, step) of each rank.
+def find_done(told: Sequence[RankProgress]) -> tuple[int, int]:
+    """Return the newest step, and the last whose functions have ended on all ranks. Pure."""
+    at = max(-1 if each.is_new else each.step for each in told)
+    # Of a process that is lost it is not known whether it has ended its functions.
+    return at, min(each.done if each.step == at and not each.is_new else -1 for each in told)
+
+
+def find_first_step(told: Sequence[RankProgress]) -> int:
+    """Return the step that a run begins with.
 
     A rank whose set-up was replayed may have found a newer checkpoint than the others did. Raises
     StateError where the others differ. Pure.
     """
-    found = {step for is_new, step in told if not is_new}
+    found = {each.first for each in told if not each.is_new}
     if len(found) > 1:
         raise StateError(
             f"ranks begin with different steps: {', '.join(map(str, sorted(found)))}; have all "

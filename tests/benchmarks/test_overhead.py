@@ -34,13 +34,6 @@ def test_step_lasts_from_the_first_begin_to_the_last_end():
     assert figures.join_spans(ranks) == [5.0]
 
 
-def test_parts_lie_between_stamps():
-    ranks = [[[0.0, 1.0, 4.0], [10.0, 11.0, 14.0]], [[0.0, 1.0, 2.0], [10.0, 11.0, 12.0]]]
-
-    assert figures.median_parts(ranks, ("first", "second")) == {"first": 1.0, "second": 2.0}
-    assert figures.last_to_come(ranks, ("first", "second"), "second") == 1.0
-
-
 def test_memory_is_told_by_kind_of_process_at_its_time():
     """A spare that has become a rank counts as one from then on."""
     agent = {1: 5 * MIB}

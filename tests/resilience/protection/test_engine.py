@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resilience.errors import StateError, StateLostError
-from resilience.protection.engine import find_first_step, plan_first_state
+from resilience.protection.engine import RankProgress, find_done, find_first_step, plan_first_state
 from resilience.state.layout import Layout
 
 TWO_COPIES = Layout(nodes=("a", "b"), num_local_ranks=2, num_shards=2, is_sharded=True)
@@ -27,15 +27,39 @@ def test_new_processes_are_given_the_state_of_the_first_rank_that_has_their_shar
     assert plan_first_state(layout, [rank in new for rank in range(4)]) == transfers
 
 
+def begun(first: int, step: int = 0, done: int = 0) -> RankProgress:
+    return RankProgress(is_new=False, step=step, done=done, first=first)
+
+
+def late(first: int) -> RankProgress:
+    return RankProgress(is_new=True, step=0, done=first, first=first)
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        pytest.param([begun(0, 5, 5), begun(0, 5, 5)], (5, 5), id="all"),
+        pytest.param([begun(0, 5, 5), begun(0, 5, 3)], (5, 3), id="one-not"),
+        pytest.param([begun(0, 5, 5), begun(0, 4, 4)], (5, -1), id="behind"),
+        pytest.param([begun(0, 5, 5), late(0)], (5, -1), id="lost"),
+        pytest.param([begun(0, 0, 0), late(9)], (0, -1), id="lost-at-first"),
+    ],
+)
+def test_functions_are_called_again_unless_all_ranks_have_ended_them(
+    told: list[RankProgress], found: tuple[int, int]
+) -> None:
+    assert find_done(told) == found
+
+
 def test_late_process_that_found_a_newer_checkpoint_begins_with_the_others() -> None:
-    assert find_first_step([(0, 4), (1, 6), (0, 4)]) == 4
+    assert find_first_step([begun(4), late(6), begun(4)]) == 4
 
 
 def test_run_ends_where_ranks_have_loaded_different_checkpoints() -> None:
     with pytest.raises(StateError, match="begin with different steps: 4, 6; have all ranks load"):
-        find_first_step([(0, 4), (0, 6)])
+        find_first_step([begun(4), begun(6)])
     with pytest.raises(StateLostError, match="no rank of the first set-up is left"):
-        find_first_step([(1, 4), (1, 4)])
+        find_first_step([late(4)] * 2)
 
 
 def test_run_ends_where_no_rank_of_the_first_set_up_has_a_shard() -> None:

@@ -38,6 +38,13 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     run = faults.protect(model, optimizer)
     run.every(2, lambda step: (OUT / f"saved-{step}").touch())
+
+    def talk(step: int) -> None:
+        group, total = dist.new_group(), torch.ones(1)
+        dist.all_reduce(total, group=group)
+        assert total.item() == dist.get_world_size()
+
+    run.every(4, talk)
     for inputs in run.steps([torch.ones(4, 64) * each for each in range(6)], until=12):
         with run.step():
             loss = model(inputs + rank).square().mean()
