@@ -55,7 +55,7 @@ def train_nothing() -> None:
 
     from resilience.comm.agent_store import AgentStore
     from resilience.comm.sockets import open_sockets
-    from resilience.inprocess.block import Hooks, reexecutable
+    from resilience.inprocess.block import reexecutable
     from resilience.inprocess.generation import Generation
     from resilience.state.report import Phase, Report, fresh_report
 
@@ -102,7 +102,7 @@ def train_nothing() -> None:
         fresh = fresh_report(own[0], rank, generation)
         return replace(fresh, phase=Phase.COMPUTING, step=generation + 1)
 
-    reexecutable(block, report=report, hooks=Hooks(before_restart=begin))()
+    reexecutable(block, report=report, enter=begin)()
 
 
 def measure_ours(ranks: int, num_times: int, folder: Path) -> list[list[dict[str, float]]]:

@@ -26,7 +26,7 @@ from recipes_training.trainer import MakeTrainer, StepWatch, Trainer
 from resilience.checkpointless.recovery import Recovery
 from resilience.comm.messages import SaveState, StateSaved
 from resilience.errors import StateError
-from resilience.inprocess.block import BlockOptions, GaveUp, Hooks, reexecutable
+from resilience.inprocess.block import BlockOptions, GaveUp, reexecutable
 from resilience.inprocess.generation import Generation
 from resilience.inprocess.handles import WorkerHandles, read_handles
 from resilience.state.report import Report
@@ -99,7 +99,7 @@ def run_with_recovery(worker: Worker, make_trainer: MakeTrainer) -> None:
         report=report,
         enter=enter,
         save=partial(_save_alone, loop, recovery),
-        hooks=Hooks(on_fault=leave),
+        on_fault=leave,
         # The block writes the model, too.
         options=BlockOptions(device_type=plan_device_type(worker.job), fatal=_FATAL, is_all=True),
     )()

@@ -55,8 +55,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 GROUP_DEADLINE = timedelta(seconds=30)
 COLLECTIVE_DEADLINE = timedelta(minutes=30)
-BAD_HOOK_STATUS = 71
-"""Exit status of a worker whose hook, health check or report failed; the agent replaces it."""
+BAD_REPORT_STATUS = 71
+"""Exit status of a worker whose `on_fault` or report failed; the agent replaces it."""
 
 
 class GaveUp(SystemExit):
@@ -93,22 +93,6 @@ class SaveAlone(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hooks:
-    """What a user adds to a restart. An exception in any of them has the process replaced."""
-
-    on_fault: Callable[[BaseException], None] | None = None
-    """First, with what the block ended with."""
-    abort: Callable[[], None] | None = None
-    """In another thread, while the block may still run: end waits that are not a collective."""
-    finalize: Callable[[], None] | None = None
-    """After the block has stopped: drop what belongs to the generation."""
-    health_check: Callable[[], None] | None = None
-    """Raises where this process had better not go on."""
-    before_restart: Callable[[Generation], None] | None = None
-    """With the next generation, before its process group is made."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockOptions:
     """How a block is run."""
 
@@ -128,19 +112,20 @@ def reexecutable(
     block: Callable[[Generation], T],
     *,
     report: Reporter,
-    hooks: Hooks | None = None,
+    on_fault: Callable[[BaseException], None] | None = None,
     options: BlockOptions | None = None,
     enter: Callable[[Generation], None] | None = None,
     save: SaveAlone | None = None,
 ) -> Callable[[], T]:
     """Return a function that runs the block under each generation until it ends on all ranks.
 
-    `enter` is told of each generation before anything else is done in it, and `save` is called
-    between two. The function raises ResilienceError in a process that no agent has started.
+    `enter` is told of each generation before anything else is done in it, `on_fault` of each error
+    that ends one, and `save` is called between two. The function raises ResilienceError in a
+    process that no agent has started.
     """
 
     def run() -> T:
-        session = open_session(report, hooks=hooks, options=options, enter=enter, save=save)
+        session = open_session(report, on_fault=on_fault, options=options, enter=enter, save=save)
         opening = session.begin()
         while True:
             generation, opening = session.make(opening or session.wait_open()), None
@@ -165,7 +150,7 @@ def reexecutable(
 def open_session(
     report: Reporter,
     *,
-    hooks: Hooks | None = None,
+    on_fault: Callable[[BaseException], None] | None = None,
     options: BlockOptions | None = None,
     enter: Callable[[Generation], None] | None = None,
     save: SaveAlone | None = None,
@@ -183,7 +168,7 @@ def open_session(
     page = Page(handles.page_file, handles.num_slots)
     return WorkerSession(
         report=report,
-        hooks=hooks or Hooks(),
+        on_fault=on_fault,
         options=options or BlockOptions(),
         on_enter=enter,
         save=save,
@@ -202,7 +187,7 @@ class WorkerSession:
     """
 
     report: Reporter
-    hooks: Hooks
+    on_fault: Callable[[BaseException], None] | None
     options: BlockOptions
     on_enter: Callable[[Generation], None] | None
     save: SaveAlone | None
@@ -258,7 +243,6 @@ class WorkerSession:
             page=self.page,
             slot=self.handles.slot,
             open_store=self.link.open_store,
-            on_abort=self._abort,
             is_asked=self.link.is_asked_to_leave,
         )
 
@@ -268,8 +252,6 @@ class WorkerSession:
             self.on_enter(generation)
         self.page.mark(self.handles.slot, 0, Activity.NOWHERE)
         self.link.on_break(generation.take_break)
-        if self.hooks.before_restart is not None:
-            self._call(lambda: self.hooks.before_restart(generation))  # type: ignore[misc]
         generation.open(
             timeout=self.options.group_deadline, collective_timeout=self.options.collective_deadline
         )
@@ -320,14 +302,11 @@ class WorkerSession:
         generation.close()
         self.link.on_break(None)
         self.page.mark(self.handles.slot, 0, Activity.NOWHERE)
-        if self.hooks.on_fault is not None:
-            self._call(lambda: self.hooks.on_fault(error))  # type: ignore[misc]
+        if self.on_fault is not None:
+            self._call(lambda: self.on_fault(error))  # type: ignore[misc]
         # The exception's frames hold what the block made for the generation.
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None
-        for hook in (self.hooks.finalize, self.hooks.health_check):
-            if hook is not None:
-                self._call(hook)
         report = self._call(
             lambda: self.report(
                 rank=generation.rank, node=generation.node, generation=generation.number
@@ -337,19 +316,14 @@ class WorkerSession:
             Stopped(generation=generation.number, rank=generation.rank, report=report.to_json())
         )
 
-    def _abort(self) -> None:
-        """Run in the thread that breaks the generation: nobody else would hear of its failure."""
-        if self.hooks.abort is not None:
-            self._call(self.hooks.abort)
-
-    def _call(self, hook: Callable[[], R]) -> R:
-        """Call a user's hook, or what reports; a process in which that fails is replaced."""
+    def _call(self, function: Callable[[], R]) -> R:
+        """Call what ends a generation or reports; a process in which that fails is replaced."""
         try:
-            return hook()
-        except BaseException:  # noqa: BLE001 - a hook may fail in any way
+            return function()
+        except BaseException:  # noqa: BLE001 - it may fail in any way
             traceback.print_exc()
             sys.stderr.flush()
-            os._exit(BAD_HOOK_STATUS)
+            os._exit(BAD_REPORT_STATUS)
 
 
 def _reason(error: BaseException) -> str:

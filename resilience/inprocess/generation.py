@@ -35,7 +35,6 @@ class Generation:
         page: Page | None,
         slot: int,
         open_store: Callable[[int], AgentStore],
-        on_abort: Callable[[], None] | None = None,
         is_asked: Callable[[int], bool] = lambda number: False,
     ) -> None:
         self._is_asked = is_asked
@@ -58,7 +57,6 @@ class Generation:
         self._open_store = open_store
         self._page = page
         self._slot = slot
-        self._on_abort = on_abort
         self._world = World(device_type=device_type)
 
     def open(self, *, timeout: timedelta, collective_timeout: timedelta) -> None:
@@ -124,8 +122,6 @@ class Generation:
             return
         self.broken = order
         self._world.break_now()
-        if self._on_abort is not None:
-            self._on_abort()
 
     def close(self) -> None:
         """End the generation in this process; after it no break reaches anything."""

@@ -30,7 +30,7 @@ from torch import nn
 from resilience.checkpointless.recovery import Recovery
 from resilience.comm.page import Activity
 from resilience.comm.sockets import open_sockets, shut_down
-from resilience.inprocess.block import BlockOptions, Hooks, reexecutable
+from resilience.inprocess.block import BlockOptions, reexecutable
 from resilience.inprocess.event_pipe import open_events
 from resilience.inprocess.generation import Generation
 from resilience.inprocess.handles import read_handles
@@ -275,6 +275,7 @@ def block(generation: Generation) -> str:
 def enter(generation: Generation) -> None:
     current.append(generation)
     rec.enter(generation)
+    reach("enter")
     if log:
         log.enter(generation.number, rank=generation.rank)
 
@@ -289,17 +290,10 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: is_asked.append(number))
     if os.environ.get("STUBBORN"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    hooks = Hooks(
-        on_fault=lambda error: reach("on_fault"),
-        abort=lambda: reach("abort"),
-        finalize=lambda: reach("finalize"),
-        health_check=lambda: reach("health_check"),
-        before_restart=lambda generation: reach("before_restart"),
-    )
     digest = reexecutable(
         block,
         report=report,
-        hooks=hooks,
+        on_fault=lambda error: reach("on_fault"),
         options=BlockOptions(
             device_type=os.environ.get("DEVICE", "cpu"),
             fatal=(FatalError,),

@@ -20,19 +20,14 @@ FAULTS = {
         "kill update 0 3, kill_with_lock after_update 1 4, kill_with_child gate 0 5"
     ),
     "during-recovery": (
-        "kill forward 0 1, kill recovery 1, kill forward 2 3, kill before_restart 0,"
+        "kill forward 0 1, kill recovery 1, kill forward 2 3, kill enter 0,"
         "raise forward 1 4, raise recovery 2, drop_store forward 1 5, raise reduce 1 5"
     ),
     "hangs": (
         "stop forward 0 1, gil reduce 1 2, sleep forward 2 3, pipe before_update 0 4,"
         "thread forward 1 5"
     ),
-    # What a break ends by itself may end sooner than the break comes, and then nothing is aborted.
-    "hooks": (
-        "raise forward 2 0, raise report 1, pipe forward 1 1, raise abort 1,"
-        "raise forward 0 2, raise on_fault 1, raise forward 0 3, raise finalize 1,"
-        "raise forward 0 4, raise health_check 1, raise forward 0 5, raise before_restart 1"
-    ),
+    "reports": "raise forward 2 0, raise report 1, raise forward 0 2, raise on_fault 1",
 }
 """For each of them what happens, where, to which rank, and at which step."""
 

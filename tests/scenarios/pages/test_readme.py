@@ -23,8 +23,6 @@ from launcher.job import Job
 from launcher.support import refusals
 from resilience.agent.options import parse_options
 from tests.launcher.command import launch
-from tests.ports import free_ports
-from tests.warm import start
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -228,89 +226,6 @@ def test_the_readmes_table_names_commands_that_there_are(tmp_path: Path) -> None
         ended = launch(*arguments, folder=tmp_path)
 
         assert ended.status == 0, (row, ended.err)
-
-
-def _train(folder: Path, program: str, status: int = 0) -> tuple[list[str], str]:
-    """Run a program as the page on recovery does; returns what workers print, and all of it."""
-    folder.mkdir()
-    (folder / "train.py").write_text(program)
-    section = RECOVERY.partition("\n## In a script of your own\n")[2].partition("\n## ")[0]
-    (command,) = _blocks(section, "sh")
-    python, option, *words = shlex.split(command)
-    # Another agent may be at the port that it takes by itself.
-    words.insert(1, f"--rdzv-endpoint=127.0.0.1:{free_ports(1)[0]}")
-    assert (python, option) == ("python", "-m")
-    with (folder / "console").open("wb") as output:
-        variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-        agent = start(words, folder=folder, environment=variables, output=output)
-        assert agent.wait(timeout=120) == status, (folder / "console").read_text()
-    log = (folder / "console").read_text()
-    return re.findall(r"rank \d\] (loss .*)", log), log
-
-
-def _program() -> str:
-    section = RECOVERY.partition("\n## In a script of your own\n")[2].partition("\n## ")[0]
-    (program,) = _blocks(section, "python")
-    return program
-
-
-def _replaced(program: str, old: str, new: str) -> str:
-    assert program.count(old) == 1, old
-    return program.replace(old, new)
-
-
-def _killed(before: str) -> str:
-    """Return the page's program, in which rank 1 is killed in step 50, before a line of it."""
-    death = "__import__('os').kill(__import__('os').getpid(), 9)"
-    place = "(step, generation.number, generation.rank) == (50, 0, 1)"
-    return _replaced(_program(), before, f"        if {place}: {death}\n{before}")
-
-
-def test_the_program_on_recovery_loses_nothing_when_a_worker_is_killed(tmp_path: Path) -> None:
-    said, _ = _train(tmp_path / "undisturbed", _program())
-    again, log = _train(
-        tmp_path / "killed", _killed("        generation.mark(Activity.FORWARD, step)\n")
-    )
-
-    assert len(said) == 2
-    assert sorted(again) == sorted(said)
-    assert "killed by SIGKILL" in log, log
-
-
-@pytest.mark.slow
-def test_the_program_on_recovery_ends_with_an_error_that_all_ranks_have_behind_the_gate(
-    tmp_path: Path,
-) -> None:
-    """No rank holds a whole state then, and the page's `start` makes none.
-
-    Opening a pipe has both ranks behind the gate before one of them fails: the other would pass it
-    by the first one's word, and hold the state.
-    """
-    os.mkfifo(tmp_path / "pipe")
-    update = "            optimizer.step()\n"
-    bug = (
-        "            if (step, generation.number) == (50, 0):\n"
-        f"                open({str(tmp_path / 'pipe')!r}, 'rw'[generation.rank])\n"
-        "                raise ValueError('a bug in a scheduler')\n"
-    )
-
-    said, log = _train(tmp_path / "bug", _replaced(_program(), update, update + bug), status=1)
-
-    assert said == []
-    assert "the last update raised ValueError: a bug in a scheduler" in log
-
-
-def test_gradients_of_two_tries_are_added_up_where_nothing_clears_them(tmp_path: Path) -> None:
-    """Rank 1 is killed when both have their gradients, and nothing tells of what follows."""
-    killed = _killed("        with recovery.commit(generation):  # the gate\n")
-    clear = "    reducer.clear()  # what the last try has left\n"
-
-    said, _ = _train(tmp_path / "cleared", killed)
-    other, log = _train(tmp_path / "added", _replaced(killed, clear, ""))
-
-    assert len(said) == len(other) == 2
-    assert not set(other) & set(said)
-    assert log.count("killed by SIGKILL") == 1, log
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

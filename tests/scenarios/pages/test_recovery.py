@@ -27,7 +27,7 @@ from resilience.comm.generation_store import STORE_BYTES_MAX
 from resilience.comm.messages import GAVE_UP_STATUS
 from resilience.comm.waits import SLICE
 from resilience.comm.world import COLLECTIVE_TIMEOUT
-from resilience.inprocess.block import BAD_HOOK_STATUS, COLLECTIVE_DEADLINE
+from resilience.inprocess.block import BAD_REPORT_STATUS, COLLECTIVE_DEADLINE
 from resilience.runtime import door
 from tests.launcher.command import launch
 
@@ -60,7 +60,7 @@ def _sentences() -> Iterator[str]:
     yield f"others wait for at most {COLLECTIVE_TIMEOUT / MINUTE:g} minutes, whatever is set"
     yield f"for data at most {DATA_TIMEOUT / HOUR:g} hours"
     yield f"for a state at most {CHECKPOINT_TIMEOUT / HOUR:g} hour."
-    yield f"ends at once with status {BAD_HOOK_STATUS} and claims no state"
+    yield f"ends at once with status {BAD_REPORT_STATUS} and claims no state"
     yield f"agent ends with status {LEFT_STATUS}, that of a killed one"
     yield f"exit status {GAVE_UP_STATUS}, for whatever starts jobs again"
     yield f"16 nodes and {SETTINGS['process_restarts_max']}, after the {FAULTS_MAX + 1}st"
