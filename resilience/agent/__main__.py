@@ -139,7 +139,7 @@ def _run(
     except (OSError, OverflowError) as error:
         return _complain(_no_memory(options, error))
     folder = _open_folder(options, told)
-    if options.further_node and (ended := folder.find_end()) is not None:
+    if options.further_node and (ended := folder.records.find_end()) is not None:
         folder.close()
         return _complain(f"the run has ended with exit status {ended} without this node", ended)
     events, page = output.open_log(), Page(handles.page_file, handles.num_slots)
@@ -159,7 +159,7 @@ def _run(
         code = script.folder or ("" if script.executed else options.program[0])
         note_code(Path(code).absolute(), events.write)
     note = _noting(events.write, folder) if told else events.write
-    kept = Services(services, output.console.say, note, is_joining=folder.goes_on())
+    kept = Services(services, output.console.say, note, is_joining=folder.records.goes_on())
     make_agent = RecoveringAgent if options.recovers else RestartingAgent
     token = options.token_file or ""
     transport = TcpTransport(listening[0], token=token, lease_s=options.lease_s, tls=options.tls)

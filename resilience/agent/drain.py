@@ -15,7 +15,7 @@ from pathlib import Path
 
 from resilience.agent.connections.tcp_transport import TcpTransport
 from resilience.agent.connections.transport import Gone, Heard
-from resilience.agent.evidence.folder import find_last_end
+from resilience.agent.evidence.records import find_last_end
 from resilience.agent.evidence.words import find_words
 from resilience.arguments import Parser, read_token
 from resilience.comm.messages import Drain, Drained

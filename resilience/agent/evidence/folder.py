@@ -1,10 +1,9 @@
 """What agents tell each other by files in the folder of the run.
 
 Each agent leaves a file there that names its address while it lives: who comes later finds the
-others by it, and agents that see each other's know that the folder is one. Half of a generation
-goes on only with the record of the next one's number, which the file system gives to one of them.
-All processes of an agent's node hold its file's lock, by which others on the same machine know that
-they live, or have ended (`evidence`).
+others by it, and agents that see each other's know that the folder is one. `records` has what the
+folder says of the run. All processes of an agent's node hold its file's lock, by which others on
+the same machine know that they live, or have ended (`evidence`).
 
 A file server may stand still: only a thread of its own waits for it, and answers when it can.
 """
@@ -13,24 +12,20 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-
-from pydantic import TypeAdapter
 
 from resilience.agent.coordination.events import Claimed, Ended, Judged, NodeEnded, Recorded
-from resilience.agent.coordination.founding import Record, attempt_name, judge, note_agents
+from resilience.agent.coordination.founding import attempt_name
 from resilience.agent.coordination.membership import State
 from resilience.agent.evidence.earlier import LOOK_S, StartedAgain, find_later
 from resilience.agent.evidence.locks import hold_lock, read_boot_id
+from resilience.agent.evidence.questions import Questions
+from resilience.agent.evidence.records import FAILURES, RunRecords, find_record, newest_record
 from resilience.agent.evidence.removal import is_other
 from resilience.agent.evidence.words import (
     AGENTS_FOLDER,
@@ -39,17 +34,9 @@ from resilience.agent.evidence.words import (
     has_ended,
     mark_end,
 )
-from resilience.plain_files import read_plain
 from resilience.run_record import mark_stored, read_starts_after
-from resilience.runtime.wake import Wake
 from resilience.state.layout import Layout
-from resilience.whole_files import draft_of, write_first, write_text, write_whole
-
-RECORDS_FOLDER = "generations"
-_END = "-ended-"
-_RECORD = TypeAdapter(Record)
-_RECORD_NAME = re.compile(rf"run-(\d+)(?:{_END}\d+)?")
-
+from resilience.whole_files import draft_of, write_first, write_text
 
 Answer = Claimed | Judged | NodeEnded | Recorded | StartedAgain
 
@@ -62,10 +49,6 @@ class _Common:
 
 
 _Found = Answer | _Common | bool | tuple[NodeEnded, ...] | None
-
-
-class TornError(ValueError):
-    """A record is none; the message names its file."""
 
 
 class RunFolder:
@@ -90,14 +73,9 @@ class RunFolder:
         """Whether the coordinator that was followed last sees the same folder."""
         self._path = path
         self._file = -1
-        self._run, self._attempt = run, attempt
-        self._begins_anew, self._number = begins_anew, number
-        self._name = attempt_name(run, attempt)
-        self._record: Record | None = None
-        """Under which the run goes on that this agent coordinates."""
-        self._seen: Record | None = None
-        self._seen_s = time.monotonic()
-        """Since when the newest record has been as it is."""
+        self._number, self._name = number, attempt_name(run, attempt)
+        self.records = RunRecords(path, self.start, run, attempt, begins_anew)
+        """To be asked here before `announce` alone: they wait for the disk."""
         self._draft = draft_of(self._path / AGENTS_FOLDER / self.start, self.start)
         """What the agent's file is called before it has its name."""
         self._lock = -1
@@ -114,15 +92,24 @@ class RunFolder:
         """Whether the folder was asked to say that the run has ended."""
         self._num_open = 0
         """How often it was asked whether the folder is common, without an answer so far."""
-        self._questions: SimpleQueue[Callable[[], _Found] | None] = SimpleQueue()
-        self._answers: deque[_Found] = deque()
-        self._wake = Wake()
-        self._thread = threading.Thread(target=self._work, name="run-folder", daemon=True)
-        self._thread.start()
+        self._questions: Questions[_Found] = Questions("run-folder")
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while `answers` has something."""
-        return self._wake.fileno()
+        return self._questions.fileno()
+
+    def _ask(self, question: Callable[[], _Found]) -> None:
+        def answer() -> _Found:
+            with suppress(OSError):
+                if self._file < 0:
+                    self._file = os.open(self._path, os.O_DIRECTORY)
+            try:
+                return question()
+            except FAILURES:
+                # Who cannot write or read here shares nothing.
+                return False
+
+        self._questions.ask(answer)
 
     def hold_lock(self) -> int:
         """Hold the lock by which others on this machine know that the agent or a worker lives.
@@ -170,11 +157,11 @@ class RunFolder:
         def ask() -> _Common:
             try:
                 return _Common(is_shared())
-            except _FAILURES:
+            except FAILURES:
                 return _Common(is_shared=False)
 
         self._num_open += 1
-        self._questions.put(ask)
+        self._ask(ask)
 
     @property
     def is_known(self) -> bool:
@@ -183,84 +170,17 @@ class RunFolder:
 
     def found(self, agents: tuple[str, ...]) -> None:
         """Try to begin the run with these agents; the answer says whether they may."""
-
-        def write() -> Judged:
-            try:
-                return begin()
-            except TornError as error:
-                return Judged(record=None, reason=str(error))
-            except (OSError, ValueError) as error:
-                return Judged(record=None, reason=f"{self._path} does not answer: {error}")
-
-        def begin() -> Judged:
-            newest = newest_record(self._path)
-            if not self._begins_anew and newest and newest.is_over and self._is_ours(newest):
-                return Judged(record=None, reason="it has ended")
-            if newest != self._seen:
-                self._seen, self._seen_s = newest, time.monotonic()
-            record = judge(
-                newest,
-                run=self._run,
-                attempt=self._attempt,
-                newcomers=agents,
-                unchanged_s=time.monotonic() - self._seen_s,
-                ended=self._find_ended_of(newest) if newest else (),
-            )
-            if isinstance(record, str):
-                return Judged(record=None, reason=record)
-            path = self._path / RECORDS_FOLDER / f"run-{record.number}"
-            if not write_first(path, asdict(record), self.start):
-                return Judged(record=None, reason="others have begun it")
-            self._record = record
-            return Judged(record=record)
-
-        self._questions.put(write)
+        self._ask(partial(self.records.begin, agents))
 
     def renew(self, state: State, *, is_over: bool = False) -> None:
-        """Say who belongs to the run, which generation it has come to, and how it has ended.
-
-        A run that has ended stays so, whoever wakes up later, and who is behind the others says
-        nothing of it. Only a later generation shows that it goes on all the same.
-        """
-        generation = state.generation
+        """Say who belongs to the run, which generation it has come to, and how it has ended."""
 
         def write() -> None:
-            newest: Record | None = None
-            with suppress(TornError):
-                newest = newest_record(self._path)
-            record = self._record or newest
-            if record is None or not self._is_ours(record):
-                return
-            told = (record.number, generation, False)
-            if newest and (newest.number, newest.generation, newest.is_over) > told:
-                return
-            noted = note_agents(
-                newest or record, state.known, state.starts, here=state.present, gone=state.gone
-            )
-            self._record = replace(
-                record,
-                agents=noted.agents,
-                starts=noted.starts,
-                gone=noted.gone,
-                generation=generation,
-                renewal=record.renewal + 1,
-                is_over=is_over,
-                status=state.ending.status if state.ending else 0,
-            )
-            self._write(self._record)
+            if not self.is_other():
+                self.records.renew(state, is_over=is_over)
 
         self._is_ending |= is_over
-        self._questions.put(write)
-
-    def _write(self, record: Record) -> None:
-        """Replace the record; that of an end stays, whatever a renewal that stood still does."""
-        name, folder = f"run-{record.number}", self._path / RECORDS_FOLDER
-        if self.is_other():
-            return
-        if record.is_over:
-            write_first(folder / f"{name}{_END}{record.generation}", asdict(record), self.start)
-        else:
-            write_whole(folder / name, asdict(record), self.start)
+        self._ask(write)
 
     def read_record(self, after: Ended) -> None:
         """Look how far the run has come, and whether it has ended; `Recorded` follows."""
@@ -269,20 +189,12 @@ class RunFolder:
         self._is_looking = True
 
         def look() -> Recorded | None:
-            found = _find_record(self._path)
-            self._is_looking = False
-            if found is None or not self._is_ours(found):
-                return None
-            return Recorded(
-                generation=found.generation,
-                starts=dict(found.starts),
-                gone=frozenset(found.gone),
-                after=after,
-                is_over=found.is_over,
-                status=found.status,
-            )
+            try:
+                return self.records.read(after)
+            finally:
+                self._is_looking = False
 
-        self._questions.put(look)
+        self._ask(look)
 
     def look_for_later(self, now_s: float) -> None:
         """Look from time to time whether the scheduler has started the run again.
@@ -299,32 +211,17 @@ class RunFolder:
                 names = [attempt_name(newest.run, newest.attempt)] if newest else []
                 if number is not None:
                     names += [each.name for each in read_starts_after(self._path, number)]
-            except _FAILURES:
+            except FAILURES:
                 return None
             finally:
                 self._look_s = now_s + LOOK_S
             return find_later(self._name, names)
 
-        self._questions.put(look)
-
-    def _is_ours(self, record: Record) -> bool:
-        return (record.run, record.attempt) == (self._run, self._attempt)
+        self._ask(look)
 
     def claim(self, generation: int, layout: Layout) -> None:
         """Ask for the record of a generation's number; the answer says whose it is."""
-        path = self._path / RECORDS_FOLDER / f"{self._name}-{generation}"
-
-        def write() -> Claimed:
-            try:
-                write_first(path, asdict(layout), self.start)
-                found = TypeAdapter(Layout).validate_json(read_plain(path))
-            except OSError as error:
-                return Claimed(generation=generation, layout=None, reason=str(error))
-            except ValueError:
-                return Claimed(generation=generation, layout=None, reason=f"{path} is torn")
-            return Claimed(generation=generation, layout=found)
-
-        self._questions.put(write)
+        self._ask(partial(self.records.claim, generation, layout))
 
     def check(self, doubted: Mapping[str, frozenset[str]]) -> None:
         """Look whether silent agents have ended on this machine; `NodeEnded` follows for these."""
@@ -345,19 +242,12 @@ class RunFolder:
                 if doubted[node] and doubted[node] <= found
             )
 
-        self._questions.put(look)
-
-    def _find_ended_of(self, record: Record) -> dict[str, set[str]]:
-        """Return which agents of a record have ended for certain, and as what."""
-        name = attempt_name(record.run, record.attempt)
-        return find_ended(self._path, record.agents, name, record.starts)
+        self._ask(look)
 
     def answers(self) -> list[Answer]:
         """Return what was found out since the last call."""
-        self._wake.clear()
         found: list[Answer] = []
-        while self._answers:
-            answer = self._answers.popleft()
+        for answer in self._questions.answers():
             if isinstance(answer, _Common):
                 self._num_open -= 1
                 self.is_shared = answer.is_shared
@@ -375,27 +265,11 @@ class RunFolder:
         words = find_words(self._path)
         return [word["address"] for word in words if word.get("run") == self._name]
 
-    def goes_on(self) -> bool:
-        """Return whether a run that has begun here goes on without this agent; waits for the disk.
-
-        Not where it is certain that no agent of it lives.
-        """
-        record = _find_record(self._path)
-        if record is None or record.is_over or not self._is_ours(record):
-            return False
-        return record.generation >= 0 and not set(record.agents) <= set(self._find_ended_of(record))
-
-    def find_end(self) -> int | None:
-        """Return with which status the run has ended, None where it has not; waits for the disk."""
-        record = _find_record(self._path)
-        is_end = record is not None and record.is_over and self._is_ours(record)
-        return record.status if record and is_end else None
-
     def note_stored(self) -> None:
         """Have the run's record say that a step of it is whole in its store."""
         if not self._has_stored:
             self._has_stored = True
-            self._questions.put(lambda: mark_stored(self._path))
+            self._ask(partial(mark_stored, self._path))
 
     def close(self) -> None:
         """Take this agent's word back, unless the disk stands still; the run's end has longer.
@@ -403,73 +277,18 @@ class RunFolder:
         Where the run's record is not over, the word is marked instead: the next run in the folder
         waits for the agents that the record names, and an agent without a word may live.
         """
-        self._questions.put(self._remove)
-        self._questions.put(None)
-        self._thread.join(_END_S if self._is_ending else _CLOSE_S)
+        self._ask(self._remove)
+        self._questions.close(_END_S if self._is_ending else _CLOSE_S)
 
     def _remove(self) -> None:
         self._draft.unlink(missing_ok=True)
-        path, newest = self._path / AGENTS_FOLDER / self.start, _find_record(self._path)
+        path, newest = self._path / AGENTS_FOLDER / self.start, find_record(self._path)
         if newest and not newest.is_over:
             mark_end(path, self.start)
         else:
             path.unlink(missing_ok=True)
 
-    def _work(self) -> None:
-        with suppress(OSError):
-            self._file = os.open(self._path, os.O_DIRECTORY)
-        while (question := self._questions.get()) is not None:
-            try:
-                self._answers.append(question())
-            except _FAILURES:
-                # Who cannot write or read here shares nothing.
-                self._answers.append(False)
-            self._wake.set()
-
 
 _CLOSE_S = 2.0
 _END_S = 30.0
 """Whoever does not learn of a run's end waits for those that have ended, before a new start too."""
-_FAILURES = (OSError, ValueError, TypeError, RecursionError)
-
-
-def _read_record(path: Path) -> Record:
-    """Return what a file says of the run; TornError for no record."""
-    try:
-        return _RECORD.validate_json(read_plain(path))
-    except ValueError:
-        raise TornError(
-            f"{path} is torn; remove it once no process of the run lives any more"
-        ) from None
-
-
-def newest_record(path: Path) -> Record | None:
-    """Return the last of those who have begun a run in a folder; TornError for no record."""
-    paths = list((path / RECORDS_FOLDER).glob("run-*"))
-    found = [_RECORD_NAME.fullmatch(each.name) for each in paths]
-    numbers = [int(each[1]) for each in found if each]
-    records = [
-        _read_record(each)
-        for each, name in zip(paths, found, strict=True)
-        if name and int(name[1]) == max(numbers)
-    ]
-    return max(records, key=lambda each: (each.generation, each.is_over), default=None)
-
-
-def _find_record(path: Path) -> Record | None:
-    """Return the newest record; None where none can be read."""
-    with suppress(*_FAILURES):
-        return newest_record(path)
-    return None
-
-
-def find_last_end(path: Path) -> int | None:
-    """Return with which status the run that a folder had last has ended, None where it has not.
-
-    Nor where an agent has left word of another start, which may go on. Waits for the disk.
-    """
-    record = _find_record(path)
-    if record is None or not record.is_over:
-        return None
-    name = attempt_name(record.run, record.attempt)
-    return record.status if all(each.get("run") == name for each in find_words(path)) else None

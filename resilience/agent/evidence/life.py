@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from resilience.agent.coordination.founding import SILENCE_S, Record, attempt_name, find_others
-from resilience.agent.evidence.folder import RECORDS_FOLDER, TornError, newest_record
 from resilience.agent.evidence.locks import LAUNCHER_LOCK, is_lock_held, open_names
+from resilience.agent.evidence.records import RECORDS_FOLDER, TornError, newest_record
 from resilience.agent.evidence.words import AGENTS_FOLDER, find_ended
 from resilience.run_record import RecordError, read_record
 

@@ -11,16 +11,14 @@ import os
 import re
 import signal
 import subprocess
-import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
+from functools import partial
 
 from resilience.agent.coordination.events import NodeEnded
-from resilience.runtime.wake import Wake
+from resilience.agent.evidence.questions import Questions
 
 ANSWER_DEADLINE_S = 5.0
 CLOCKS_APART_S = 60.0
@@ -64,18 +62,13 @@ class NodeStates:
         self._command = tuple(command)
         self._patience_s = patience_s
         self._silences: dict[str, _Silence] = {}
-        self._questions: SimpleQueue[tuple[str, _Silence] | None] = SimpleQueue()
-        self._answers: deque[NodeEnded] = deque()
-        self._wake = Wake()
+        self._questions: Questions[NodeEnded] = Questions("node-states")
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
-        self._thread = threading.Thread(target=self._work, name="node-states", daemon=True)
-        if self._command:
-            self._thread.start()
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while `answers` has something."""
-        return self._wake.fileno()
+        return self._questions.fileno()
 
     def ask(self, doubted: Mapping[str, frozenset[str]]) -> None:
         """Ask about agents that are silent now, each twice in a silence; `NodeEnded` may follow."""
@@ -94,32 +87,26 @@ class NodeStates:
                 known[node].again_s = float("inf")
             else:
                 continue
-            self._questions.put((node, known[node]))
+            self._questions.ask(partial(self._judge, node, known[node]))
         self._silences = known
 
     def answers(self) -> list[NodeEnded]:
         """Return what was found out since the last call."""
-        self._wake.clear()
-        found = list(self._answers)
-        self._answers.clear()
-        return found
+        return self._questions.answers()
 
     def close(self) -> None:
         """Ask no more, and end the command that is asked."""
         self._is_closed = True
-        self._questions.put(None)
         if self._process is not None:
             _kill(self._process)
-        if self._command:
-            self._thread.join(_CLOSE_S)
+        self._questions.close(_CLOSE_S)
 
-    def _work(self) -> None:
-        while (question := self._questions.get()) is not None and not self._is_closed:
-            node, silence = question
-            reason = judge_word(self._run(node), heard_s=silence.heard_s, now_s=time.time())
-            if reason is not None and not self._is_closed:
-                self._answers.append(NodeEnded(node=node, starts=silence.starts, reason=reason))
-                self._wake.set()
+    def _judge(self, node: str, silence: _Silence) -> NodeEnded | None:
+        word = "" if self._is_closed else self._run(node)
+        reason = judge_word(word, heard_s=silence.heard_s, now_s=time.time())
+        if reason is None or self._is_closed:
+            return None
+        return NodeEnded(node=node, starts=silence.starts, reason=reason)
 
     def _run(self, node: str) -> str:
         """Return what the command says of a node; empty where it does not say it in time."""

@@ -20,6 +20,7 @@ from resilience import whole_files
 from resilience.agent.coordination.events import Claimed, Judged, Recorded
 from resilience.agent.coordination.membership import Options, State
 from resilience.agent.evidence import folder as folder_module
+from resilience.agent.evidence import records
 from resilience.agent.evidence.folder import Answer, RunFolder
 from resilience.comm.messages import End, Join
 from resilience.state.layout import make_layout
@@ -180,7 +181,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Stand in for the time that an agent goes by, which is `now_s`."""
     fake = SimpleNamespace(now_s=0.0)
     fake.monotonic = lambda: fake.now_s
-    monkeypatch.setattr(folder_module, "time", fake)
+    monkeypatch.setattr(records, "time", fake)
     return fake
 
 
@@ -233,10 +234,10 @@ def test_a_further_node_begins_no_run_that_has_ended(folders: Folders) -> None:
     """Others may, as a scheduler that starts the run again wants it."""
     one, _ = folders.founded()
     late, another = (folders.open(run, begins_anew=False) for run in ("a", "b"))
-    assert late.find_end() is None
+    assert late.records.find_end() is None
     renew(one, "n0", "n1", number=5, is_over=True, status=0)
 
-    assert (late.find_end(), another.find_end()) == (0, None)
+    assert (late.records.find_end(), another.records.find_end()) == (0, None)
     assert begin(late, "n2") == Judged(record=None, reason="it has ended")
     assert begin(another, "n2").record is not None
 
@@ -282,7 +283,7 @@ def test_end_stays_though_a_renewal_stood_still_as_it_was_written(
         whole_files.write_whole(path, data, writer)
 
     with monkeypatch.context() as slow:
-        slow.setattr(folder_module, "write_whole", stand_still)
+        slow.setattr(records, "write_whole", stand_still)
         other.renew(known("n0", "n1", number=4))
         assert is_written.wait(60.0)
     renew(one, "n0", "n1", number=5, is_over=True, status=75)
@@ -303,7 +304,7 @@ def test_an_agent_does_not_go_before_the_runs_end_is_written(
         assert goes_on.wait(60.0)
         return whole_files.write_first(path, data, writer)
 
-    monkeypatch.setattr(folder_module, "write_first", stand_still)
+    monkeypatch.setattr(records, "write_first", stand_still)
     monkeypatch.setattr(folder_module, "_CLOSE_S", 0.0)
     one.renew(known("n0", "n1", number=5), is_over=True)
     folders.opened.remove(one)

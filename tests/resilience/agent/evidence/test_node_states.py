@@ -40,13 +40,18 @@ def open_states(path: Path, text: str, patience_s: float = 600.0) -> NodeStates:
     return NodeStates([str(script), "-n"], patience_s=patience_s)
 
 
+def wait_for_answers(states: NodeStates) -> list[NodeEnded]:
+    while not (found := states.answers()):
+        assert select.select([states], [], [], 60)[0]
+    return found
+
+
 def test_node_that_is_off_is_dead(tmp_path: Path) -> None:
     states = open_states(tmp_path, "echo off")
 
     states.ask(DOUBTED)
-    assert select.select([states], [], [], 60)[0]
 
-    assert states.answers() == [
+    assert wait_for_answers(states) == [
         NodeEnded(node="n1", starts=DOUBTED["n1"], reason="its node is off")
     ]
     states.close()
@@ -60,9 +65,8 @@ def test_other_words_are_none(tmp_path: Path, text: str) -> None:
     states = open_states(tmp_path, f"[ $2 = n2 ] && echo off && exit 0\n{text}")
 
     states.ask({**DOUBTED, "n2": frozenset({"b"})})
-    assert select.select([states], [], [], 60)[0]
 
-    assert [each.node for each in states.answers()] == ["n2"]
+    assert [each.node for each in wait_for_answers(states)] == ["n2"]
     states.close()
 
 
@@ -74,7 +78,7 @@ def test_it_is_asked_at_the_beginning_of_a_silence_and_once_more(tmp_path: Path)
     states.ask({})
     states.ask(DOUBTED)
     states.ask({"end": frozenset({"z"})})
-    assert select.select([states], [], [], 60)[0]
+    wait_for_answers(states)
 
     assert (tmp_path / "asked").read_text().split() == ["n1", "n1", "n1", "end"]
     states.close()
