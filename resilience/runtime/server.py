@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from resilience.runtime.door import (
     NAME_BYTES,
@@ -72,29 +71,33 @@ class Credentials:
         return self.lead(connection, connects=False)
 
 
-class Way(Protocol):
-    """What a new connection goes through before it is served."""
+class Way:
+    """What a connection goes through before it is served; this one serves none, and drops all."""
 
-    socket: socket.socket
-    is_stranger: bool
-    """Whether it has one of the places that are few."""
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)  # noqa: FBT003
+        self.socket = connection
+        self.is_stranger = True
+        """Whether it needs one of the places that are few."""
 
     def advance(self) -> bool:
         """Go on as far as bytes have come, and return whether the connection has passed.
 
         Raises ValueError or OSError where it cannot pass. The caller closes `socket`.
         """
-        ...
+        if not self.socket.recv(_DROPPED_BYTES):
+            raise ConnectionError("it has ended the connection")
+        return False
 
 
-class Passage:
-    """One connection's way through the door, and then TLS, if there is TLS."""
+class Passage(Way):
+    """One connection's way through the door, and then TLS, if there is TLS.
+
+    `socket` is TLS's from the handshake on.
+    """
 
     def __init__(self, connection: socket.socket, door: Door, tls: Tls | None = None) -> None:
-        connection.setblocking(False)  # noqa: FBT003
-        self.socket = connection
-        """The connection, which is TLS's from the handshake on."""
-        self.is_stranger = True
+        super().__init__(connection)
         self._door = door
         self._tls = tls
         self._unsaid = bytearray(door.opening)
@@ -144,21 +147,6 @@ class Passage:
             self._unsaid += door.feed(data)
 
 
-class _Refused:
-    """A connection that lingers after its refusal: what it still sends is dropped."""
-
-    is_stranger = False
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-
-    def advance(self) -> bool:
-        """Drop what has come; raises OSError where the other end has ended the connection."""
-        if not self.socket.recv(_DROPPED_BYTES):
-            raise ConnectionError("it has ended the connection")
-        return False
-
-
 @dataclass(slots=True)
 class _Waiting:
     """A connection that has not passed."""
@@ -191,7 +179,8 @@ class Server:
         self._waiting: dict[int, _Waiting] = {}
         """By descriptor, the oldest first."""
         self._due_s = self._deaf_until_s = self._rests_until_s = math.inf
-        self._looked_s = time.monotonic()
+        self._looked_s, self._num_new = time.monotonic(), 0
+        """When `take` has looked last, and how many connections it has accepted."""
         self._epoll = select.epoll()
         self._epoll.register(listening, select.EPOLLIN)
         self._outer = select.epoll()
@@ -204,17 +193,17 @@ class Server:
 
     def take(self) -> list[socket.socket]:
         """Lead all connections on, and return those that have passed; none of them blocks."""
-        passed: list[socket.socket] = []
-        port, num_new = self.listening.fileno(), 0
+        passed, self._num_new = [], 0
+        port = self.listening.fileno()
         # Newcomers, which may have the others' places, come last.
         for number, _ in sorted(self._epoll.poll(0), key=lambda ready: ready[0] == port):
             if number == port:
-                num_new = self._accept(passed)
+                passed += self._accept()
             elif number in self._waiting:
                 passed += self._advance(number)
         since_s, self._looked_s = self._looked_s, time.monotonic()
         if len(self._places) > _CALM_MAX:
-            rest_s = _TOGETHER * (self._looked_s - since_s) / max(1, num_new)
+            rest_s = _TOGETHER * (self._looked_s - since_s) / max(1, self._num_new)
             self._rests_until_s = self._looked_s + min(_REST_S, rest_s)
             self._outer.modify(self._epoll, 0)
         return passed
@@ -243,14 +232,13 @@ class Server:
 
         To close it over bytes on their way would throw the refusal away.
         """
-        connection.setblocking(False)  # noqa: FBT003
         try:
             connection.shutdown(socket.SHUT_WR)
         except OSError:
             connection.close()
             return
-        self._watch(_Refused(connection), _LINGER_S)
-        lingering = [each for each, of in self._waiting.items() if isinstance(of.way, _Refused)]
+        self._watch(Way(connection), _LINGER_S)
+        lingering = [each for each, of in self._waiting.items() if type(of.way) is Way]
         if len(lingering) > _LINGERING_MAX:
             self._forget(lingering[0]).close()
 
@@ -262,9 +250,9 @@ class Server:
         self._outer.close()
         self._epoll.close()
 
-    def _accept(self, passed: list[socket.socket]) -> int:
-        """Accept what waits, note the connections that have passed; returns how many are new."""
-        num_new = 0
+    def _accept(self) -> list[socket.socket]:
+        """Accept what waits, and return the connections that have passed."""
+        passed: list[socket.socket] = []
         for _ in range(_ACCEPTS_MAX):
             try:
                 connection, address = self.listening.accept()
@@ -275,7 +263,7 @@ class Server:
             except OSError as error:
                 self._make_room(error)
                 break
-            num_new += 1
+            self._num_new += 1
             if self._lead is None:
                 passed.append(connection)
                 continue
@@ -284,7 +272,7 @@ class Server:
                 self._forget(leaves).close()
             # What it says has mostly come with it.
             passed += self._advance(connection.fileno())
-        return num_new
+        return passed
 
     def _make_room(self, error: OSError) -> None:
         """Give the next connection the descriptor of one that has not passed."""

@@ -271,9 +271,10 @@ def _lose(state: State, event: events.NodeLost, now_s: float) -> Decision:
         leapt=-1,
         sizing=note_left(state.options.policy, state.sizing, event.node, now_s),
     )
-    note = Note(event="node_lost", fields={"node": event.node, "is_dead": event.is_dead})
+    fields = {"node": event.node, "is_dead": event.is_dead}
+    actions: list[Action] = [Note(event="node_lost", fields=fields)]
     if event.node not in state.nodes:
-        return after([note], opening.advance(state, now_s))
+        return after(actions, opening.advance(state, now_s))
     lost = state.members.ranks_of(state.nodes.index(event.node))
     nodes = tuple(None if name == event.node else name for name in state.nodes)
     state = replace(
@@ -289,9 +290,9 @@ def _lose(state: State, event: events.NodeLost, now_s: float) -> Decision:
             reason="node lost",
             text=f"{event.node} with ranks {lost[0]} to {lost[-1]} is gone",
         )
-        state, actions = ranks.stop(state, failed, now_s)
-        return after([note, *actions], opening.advance(state, now_s))
-    return after([note], opening.advance(state, now_s))
+        state, more = ranks.stop(state, failed, now_s)
+        actions += more
+    return after(actions, opening.advance(state, now_s))
 
 
 def _note_end(state: State, event: events.NodeEnded, now_s: float) -> Decision:

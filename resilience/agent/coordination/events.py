@@ -168,6 +168,11 @@ class Note:
         return _WORDS.get(key, "").format(**self.fields)
 
 
+def warn(text: str) -> Note:
+    """Write a warning, and tell the person who looks after the run."""
+    return Note(event="warning", fields={"text": text})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRecord:
     """Try to write the record of a generation's number, which whoever is first has for ever."""
@@ -238,16 +243,9 @@ class Lead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Warn:
-    """Write a warning, and tell the person who looks after the run."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Resign:
     """Coordinate no longer."""
 
 
-Act = Dial | Tell | HangUp | Warn | Follow | JoinAgain | Lead | Resign | Event | Message
+Act = Dial | Tell | HangUp | Note | Follow | JoinAgain | Lead | Resign | Event | Message
 """Of an agent: an event is for the coordinator here, a message is an order to obey."""

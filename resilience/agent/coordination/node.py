@@ -208,8 +208,7 @@ class MembershipNode:
 
     def _warn(self, text: str) -> None:
         if text:
-            note = events.Note(event="warning", fields={"text": text})
-            self._note(note, self._view.hello.generation)
+            self._note(events.warn(text), self._view.hello.generation)
 
     def _act(self, act: events.Act) -> None:
         match act:
@@ -221,8 +220,8 @@ class MembershipNode:
                 peer = self._transport.connect(act.address)
                 # Before anything that comes over the connection.
                 self._inbox.appendleft(events.Dialed(peer=peer, address=act.address))
-            case events.Warn():
-                self._warn(act.text)
+            case events.Note():
+                self._note(act, self._view.hello.generation)
             case messages.Message():
                 self._owner.obey(act)
             case events.Lead():

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Collection
 from dataclasses import replace
 
-from resilience.agent.coordination import size, votes
+from resilience.agent.coordination import events, size, votes
 from resilience.agent.coordination.counters import can_save, count, find_end, say_where
 from resilience.agent.coordination.events import Action, ClaimRecord, FoundRun, HandOver, Note, Send
 from resilience.agent.coordination.founding import SLACK
@@ -184,8 +184,8 @@ def refuse(state: State, reason: str) -> Decision:
     """Say why the run does not begin, once for each reason."""
     if reason == state.refusal:
         return hold(state, reason)
-    note = Note(event="warning", fields={"text": f"the run does not begin yet: {reason}"})
-    return replace(state, refusal=reason, reason=reason), [note]
+    warning = events.warn(f"the run does not begin yet: {reason}")
+    return replace(state, refusal=reason, reason=reason), [warning]
 
 
 def _with_starts(state: State, layout: Layout) -> Layout:

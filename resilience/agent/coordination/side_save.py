@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from resilience.agent.coordination.counters import find_saved
-from resilience.agent.coordination.events import Action, Note, Send
+from resilience.agent.coordination.events import Action, Note, Send, warn
 from resilience.agent.coordination.membership import Decision, LastState, SideSave, State
 from resilience.agent.coordination.votes import HOLDS_NONE
 from resilience.comm.messages import SaveState, StateSaved
@@ -131,8 +131,8 @@ def _settle(state: State) -> Decision:
 def _end(state: State, problem: str) -> Decision:
     assert state.side_save is not None
     save = replace(state.side_save, is_over=True, problem=problem)
-    text = f"what these nodes hold was not saved: {problem}"
-    return replace(state, side_save=save), [Note(event="warning", fields={"text": text})]
+    warning = warn(f"what these nodes hold was not saved: {problem}")
+    return replace(state, side_save=save), [warning]
 
 
 def say_problem(state: State) -> str:

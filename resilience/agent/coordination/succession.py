@@ -90,9 +90,9 @@ def _refuse_message(
     line = view.lines[peer]
     name = line.join.node if line.join else line.address or "an agent that has called"
     kind = type(message).__name__
-    text = f"the connection to {name} is closed: {sender.value} never sends {kind}"
+    warning = events.warn(f"the connection to {name} is closed: {sender.value} never sends {kind}")
     view, acts = _lose(view, peer, now_s)
-    return _and_seek((view, [events.Warn(text=text), events.HangUp(peer=peer), *acts]), now_s)
+    return _and_seek((view, [warning, events.HangUp(peer=peer), *acts]), now_s)
 
 
 # ---- lines

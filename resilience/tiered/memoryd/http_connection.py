@@ -16,6 +16,7 @@ from http import HTTPStatus
 
 import xxhash
 
+from resilience.runtime.server import Way
 from resilience.tiered.frames import limit_wait
 from resilience.tiered.memoryd.http_messages import (
     HttpError,
@@ -59,20 +60,17 @@ class Limits:
     num_spaces_max: int = 1024
 
 
-class FirstRequest:
+class FirstRequest(Way):
     """The way of a new connection, which ends with the head of a request that waits to be read.
 
     `refuse` is called with that head. It returns the answer to a stranger, with which the
     connection ends, or nothing.
     """
 
-    is_stranger = True
-
     def __init__(
         self, connection: socket.socket, limits: Limits, refuse: Callable[[bytes], bytes]
     ) -> None:
-        connection.setblocking(False)  # noqa: FBT003
-        self.socket = connection
+        super().__init__(connection)
         self._bytes_max = limits.head_bytes_max
         self._refuse = refuse
         self._is_refused = False
@@ -80,12 +78,11 @@ class FirstRequest:
 
     def advance(self) -> bool:
         """See `Way`; raises OSError where the other end has ended."""
-        flags = 0 if self._is_refused else socket.MSG_PEEK
-        data = self.socket.recv(self._bytes_max + 1, flags)
+        if self._is_refused:
+            return super().advance()
+        data = self.socket.recv(self._bytes_max + 1, socket.MSG_PEEK)
         if len(data) < self._num_wanted:
             raise ConnectionError("it has ended the connection")
-        if self._is_refused:
-            return False
         size = measure_head(data, self._bytes_max)
         # What was only looked at does not wake the process again.
         self._num_wanted = 1 if size else len(data) + 1

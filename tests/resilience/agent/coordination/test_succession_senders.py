@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.agent.coordination.events import Act, HangUp, NodeLost, Warn
+from resilience.agent.coordination.events import Act, HangUp, NodeLost, warn
 from resilience.agent.coordination.succession import ANSWERS
 from resilience.agent.coordination.view import Role
 from resilience.comm.messages import Beat, Learn, Message, Propose, Ready
@@ -28,7 +28,7 @@ OTHERS = ("an agent that has called", "an agent that has not joined")
 def refusal(peer: int, sender: tuple[str, str], kind: str) -> list[Act]:
     name, role = sender
     text = f"the connection to {name} is closed: {role} never sends {kind}"
-    return [Warn(text=text), HangUp(peer=peer)]
+    return [warn(text), HangUp(peer=peer)]
 
 
 @pytest.mark.parametrize(("peer", "is_heard"), [(LINK, True), (OTHER, False)])
