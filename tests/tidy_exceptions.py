@@ -25,7 +25,7 @@ FOREIGN_TARGETS = {
         "options are completed before anybody has them",
         (
             "options.grace_s options.local_addr options.node_name options.program options.tls "
-            "options.spares_per_node options.term_deadline_s"
+            "options.rdzv_endpoint options.rdzv_id options.spares_per_node options.term_deadline_s"
         ),
     ),
     "resilience/comm/reducer.py": (

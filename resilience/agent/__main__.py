@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,7 @@ def _find_endpoints(
 ) -> tuple[str, ...]:
     """Return where others are asked for the run; `own` is the index of this agent's address."""
     # Who came before may know of a run that goes on, where the endpoints do not.
-    endpoints = [*options.rdzv_endpoint, *folder.find_agents()]
+    endpoints = [*(options.rdzv_endpoint or [address]), *folder.find_agents()]
     if own is not None:
         endpoints[own] = address
     return tuple(dict.fromkeys(endpoints))
@@ -358,10 +359,17 @@ def _agent_options(
     options: argparse.Namespace, host: str, endpoints: tuple[str, ...]
 ) -> AgentOptions:
     still_deadline_s = options.script.hang_deadline_s if options.script else None
+    # What has one name on the command line and for the coordinator.
+    same = {each.name for each in fields(Options)} & vars(options).keys()
+    told = {name: getattr(options, name) for name in same}
+    if not options.recovers:
+        # Workers stop as they do at SIGTERM: by ending.
+        told["stop_deadline_s"] = options.term_deadline_s
     return AgentOptions(
         node=options.node_name,
         run_id=attempt_name(options.rdzv_id, options.rdzv_attempt),
         endpoints=endpoints,
+        is_single=not options.rdzv_endpoint,
         host=host,
         token=options.token_file or "",
         program=describe_program(options.node_config.run),
@@ -384,22 +392,10 @@ def _agent_options(
             num_shards=options.shards or 1,
             is_sharded=options.shards is not None,
             num_stages=options.stages,
-            join_deadline_s=options.join_deadline_s,
-            lease_s=options.lease_s,
-            partition_patience_s=options.partition_patience_s,
-            # Without recovery workers stop as they do at SIGTERM: by ending.
-            stop_deadline_s=(
-                options.stop_deadline_s if options.recovers else options.term_deadline_s
-            ),
-            recovers=options.recovers,
-            awaits_nodes=options.awaits_nodes,
             restarts_max=(
                 options.process_restarts_max if options.recovers else options.max_restarts
             ),
-            restart_window_s=options.restart_window_s,
-            restarts_forgiven_after_steps=options.restarts_forgiven_after_steps,
-            restarts_without_progress_max=options.restarts_without_progress_max,
-            last_save_deadline_s=options.last_save_deadline_s,
+            **told,
             policy=Policy(
                 sizes=tuple(sorted(set(options.sizes))),
                 shrink_after_s=options.faulty_scale_down_timeout_s,

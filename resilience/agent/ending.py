@@ -13,6 +13,7 @@ from resilience.agent.part import NodePart
 from resilience.agent.processes.crew import Crew
 from resilience.agent.processes.output import Console
 from resilience.agent.processes.worker import Worker
+from resilience.arguments import NO_NAME
 from resilience.comm.messages import GAVE_UP_STATUS, End
 
 LEFT_STATUS = 128 + signal.SIGKILL
@@ -42,8 +43,7 @@ class Ending:
         self._crew, self._pool, self._part, self._membership = crew, crew.pool, part, membership
         self._console, self._say = console, console.say
         coordinator = options.coordinator
-        self._endpoints, self._join_deadline_s = options.endpoints, coordinator.join_deadline_s
-        self._join_limit_s = time.monotonic() + self._join_deadline_s
+        self._options, self._began_s = options, time.monotonic()
         self._is_alone = coordinator.num_nodes + coordinator.num_standby_nodes == 1
         self._end_workers = end_workers
         self._kill_deadline_s = min(LAST_WORDS_S, coordinator.stop_deadline_s)
@@ -121,15 +121,21 @@ class Ending:
         return has_workers and not (state is not None and lacks_nodes(state))
 
     def _check_meeting(self, now_s: float) -> None:
-        """End where no other agent of the run was found in time."""
-        has_met = self._membership.has_coordinator or self._part.generation >= 0
-        if has_met or now_s < self._join_limit_s:
+        """End where no other agent of the run was found in time, or a run of one node has two."""
+        membership, options = self._membership, self._options
+        if options.is_single and membership.has_coordinator and membership.state is None:
+            reason = "another agent is at work in --run-dir; give each run a folder of its own"
+            self.finish(End(status=2, reason=reason))
+        if membership.has_coordinator or self._part.generation >= 0:
             return
-        reason = (
-            f"no rendezvous at --rdzv-endpoint {','.join(self._endpoints)} within "
-            f"{self._join_deadline_s:g} s; start an agent on that host, or look for a firewall"
-        )
-        self.finish(End(status=1, reason=reason))
+        found, limit_s = membership.complaints, options.coordinator.join_deadline_s
+        if not any(found.get(each, NO_NAME).startswith(NO_NAME) for each in options.endpoints):
+            limit_s = options.coordinator.lease_s
+        if now_s >= self._began_s + limit_s:
+            texts = [f"{address}: {what}" for address, what in found.items()]
+            advice = "; ".join(texts) or "start an agent on that host, or look for a firewall"
+            where = f"{','.join(options.endpoints)} within {limit_s:g} s"
+            self.finish(End(status=1, reason=f"no rendezvous at --rdzv-endpoint {where}; {advice}"))
 
     def _limit(self, deadline_s: float) -> None:
         self._limit_s = min(self._limit_s, time.monotonic() + deadline_s)

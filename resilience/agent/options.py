@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -49,13 +50,9 @@ replace the processes that die or hang, and keep the others going. PROGRAM is
 `-m MODULE ARGUMENTS` or `SCRIPT ARGUMENTS`.
 """
 _NAME_BYTES_MAX = 240
-_SIZE = {
-    "sizes": (),
-    "hold_s": 5.0,
-    "scale_up_snooze_s": 60.0,
-    "faulty_scale_down_timeout_s": 0.0,
-}
-_JOB = {"workers_per_node": 1, "shards": None, "stages": 1, "max_restarts": 0, **_SIZE}
+_AS_IN_FILES = ("stages", "sizes", "hold_s", "scale_up_snooze_s", "faulty_scale_down_timeout_s")
+_SAME = {name: AgentConfig.model_fields[name].default for name in _AS_IN_FILES}
+_JOB = {"workers_per_node": 1, "shards": None, "max_restarts": 0, **_SAME}
 _RECOVERY = {
     "transfer_buffer_mib": 32,
     "spares_per_node": None,
@@ -150,11 +147,11 @@ class StartOptions(BaseModel):
 
     nnodes: Annotated[tuple[int, int], PlainValidator(_nodes)] = (1, 1)
     """MIN:MAX nodes of the job; those beyond MIN stand by."""
-    rdzv_endpoint: Annotated[tuple[str, ...], PlainValidator(_endpoints)] = ("127.0.0.1:29500",)
+    rdzv_endpoint: Annotated[tuple[str, ...] | None, PlainValidator(_endpoints)] = None
     """HOST:PORT where agents find each other first; several with commas between, best of all
-    nodes."""
+    nodes (default: none, for a run of one node)."""
     rdzv_id: str = "0"
-    """Name of this run at the endpoint."""
+    """Name of this run at the endpoint; without an endpoint 0 stands for the run folder's."""
     rdzv_attempt: Whole = 0
     """How often its scheduler has started this run again, which ends what it had started before."""
     further_node: bool = False
@@ -202,6 +199,8 @@ class AgentOptions:
     """Name of the run and its attempt, which agents of others do not belong to."""
     endpoints: tuple[str, ...]
     """HOST:PORT of agents that others find first."""
+    is_single: bool
+    """Whether no endpoint was given, so that this node is the whole run."""
     host: str
     """Address under which other agents reach this one."""
     token: str = field(repr=False)
@@ -384,9 +383,21 @@ def _complete(parser: argparse.ArgumentParser, options: argparse.Namespace) -> N
         options.term_deadline_s = 15.0 if options.recovers else 30.0
     if options.grace_s is None:
         options.grace_s = options.term_deadline_s
+    low, high = options.nnodes
+    num_nodes = max(high, low + options.standby_nodes, *options.sizes)
+    if num_nodes > 1 and not options.rdzv_endpoint:
+        parser.error(
+            f"argument --rdzv-endpoint: none is given for up to {num_nodes} nodes; give all agents "
+            "of the run one HOST:PORT, as 127.0.0.1:29500 on one machine"
+        )
+    if not options.rdzv_endpoint:
+        options.rdzv_endpoint = ()
+        if options.rdzv_id == "0":
+            path = bytes(options.run_dir.resolve())
+            options.rdzv_id = blake2b(path, digest_size=8).hexdigest()
     if options.local_addr is None:
-        hosts = (parse_endpoint(each)[0] for each in options.rdzv_endpoint)
-        options.local_addr = own_address(hosts)
+        hosts = [parse_endpoint(each)[0] for each in options.rdzv_endpoint]
+        options.local_addr = own_address(hosts or ["127.0.0.1"])
     if not options.token_file and not is_loopback(options.local_addr):
         parser.error(
             f"argument --token-file: none is given, and others reach {options.local_addr!r}; give "

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from resilience.agent.connections.complaints import Complaints
+from resilience.agent.connections.complaints import OTHER_RUN, Complaints
 from resilience.agent.connections.transport import Gone, Heard, Transport
 from resilience.agent.coordination import coordinator, events, succession
 from resilience.agent.coordination import view as views
@@ -77,6 +77,11 @@ class MembershipNode:
     def state(self) -> State | None:
         """Return the state of the coordinator here; None where another agent coordinates."""
         return self._state
+
+    @property
+    def complaints(self) -> Mapping[str, str]:
+        """Return why there is no agent of this run at an address, by address."""
+        return self._complaints.named
 
     def tell(self, message: messages.Message) -> None:
         """Tell something to the coordinator; without one, the next coordinator asks again."""
@@ -200,8 +205,9 @@ class MembershipNode:
                 self._beat_s = now_s
                 self._transport.send(view.link, messages.Beat())
         else:
-            if isinstance(event, Gone) and (line := view.lines.get(event.peer)):
-                self._warn(self._complaints.judge(line.address, event.reason, now_s))
+            if isinstance(event, Gone | Heard) and (line := view.lines.get(event.peer)):
+                reason = _find_complaint(event, view.hello.run)
+                self._warn(self._complaints.judge(line.address, reason, now_s))
             self._view, acts = succession.decide(view, event, now_s)
             for act in acts:
                 self._act(act)
@@ -334,6 +340,15 @@ class MembershipNode:
         if self._view.hello.node not in state.present and _HERE not in self._told:
             self._told.add(_HERE)
             self._owner.obey(state.ending)
+
+
+def _find_complaint(event: Gone | Heard, run: str) -> str:
+    """Return why a connection has ended, or is of no use to an agent of this run."""
+    if isinstance(event, Gone):
+        return event.reason
+    # Another start of the same run may be about to end there.
+    name = event.message.run if isinstance(event.message, messages.Hello) else run
+    return OTHER_RUN if name.rpartition("-")[0] != run.rpartition("-")[0] else ""
 
 
 class _Store:

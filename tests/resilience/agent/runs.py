@@ -41,6 +41,7 @@ class Run:
 
     folder: Path
     port: int
+    """Of the agents' endpoint; 0 for none."""
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     agents: dict[str, Process] = field(default_factory=dict)
     shared_memory: set[str] = field(default_factory=_shared_memory)
@@ -75,7 +76,7 @@ class Run:
         command = [
             *within,
             *("resilience.agent", "--local-addr", "127.0.0.1"),
-            *("--rdzv-endpoint", f"127.0.0.1:{self.port}"),
+            *(("--rdzv-endpoint", f"127.0.0.1:{self.port}") if self.port else ()),
             *("--node-name", node, "--run-dir", str(self.folder / "run"), "--warm", warm),
             *(f"--preload={each}" for each in preload),
             *(() if "--no-recovery" in options else brief),

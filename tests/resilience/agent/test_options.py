@@ -98,7 +98,17 @@ def test_program_may_be_given_in_several_ways(
 
 @pytest.mark.parametrize(("text", "nodes"), [("3", (3, 3)), ("2:5", (2, 5)), ("1:1", (1, 1))])
 def test_number_of_nodes_may_be_a_range(text: str, nodes: tuple[int, int]) -> None:
-    assert parse_options(["--nnodes", text, *PROGRAM]).nnodes == nodes
+    assert (
+        parse_options(["--nnodes", text, "--rdzv-endpoint=localhost:1", *PROGRAM]).nnodes == nodes
+    )
+
+
+def test_run_without_an_endpoint_is_named_after_its_folder() -> None:
+    one, same, other = (
+        parse_options(["--run-dir", each, *PROGRAM]) for each in ("run", "x/../run", "other")
+    )
+    assert (one.rdzv_endpoint, one.local_addr, one.rdzv_id) == ((), "127.0.0.1", same.rdzv_id)
+    assert one.rdzv_id != other.rdzv_id
 
 
 def test_connections_that_are_made_late_are_refused(
@@ -128,6 +138,8 @@ NO_PROGRAM = [
 ]
 WRONG_WORDS = [
     ("--nnodes 0", "--nnodes: '0': Input should be greater than or equal to 1"),
+    ("--nnodes 2", "--rdzv-endpoint: none is given for up to 2 nodes; give all agents"),
+    ("--standby-nodes 1", "--rdzv-endpoint: none is given for up to 2 nodes; give all agents"),
     ("--nnodes 3:2", "'3:2' has more nodes at least"),
     ("--nnodes 2:x", "'x': Input should be a valid"),
     ("--partition-patience-s 2", "--partition-patience-s: 2 is less than --lease-s 3"),

@@ -75,3 +75,31 @@ def test_node_whose_address_is_gone_for_good_finds_the_run_by_another_ones(
     assert roles == {(0, "repaired"), (1, "kept")}
     assert not list(apart.folder.glob("of-*/generations/*")), "a record in a folder of one node"
     apart.assert_same(undisturbed(2, 6))
+
+
+@pytest.mark.parametrize(
+    ("has_endpoint", "options", "status", "words"),
+    [
+        pytest.param(True, ("--rdzv-id", "b"), 1, "an agent of another run is there", id="port"),
+        pytest.param(False, ("--run-dir", "../a/run"), 2, "another agent is at work", id="folder"),
+        pytest.param(False, (), 0, "", id="nothing-shared"),
+    ],
+)
+def test_second_run_of_one_node_never_joins_the_first_one(
+    tmp_path: Path, has_endpoint: bool, options: tuple[str, ...], status: int, words: str
+) -> None:
+    port = free_ports(1)[0] if has_endpoint else 0
+    one, other = (Run(folder=tmp_path / name, port=port) for name in "ab")
+    for run in (one, other):
+        run.folder.mkdir()
+    try:
+        one.start("n0", *JOB, variables=plan(fault("wait", "forward", 0, 2), NOTE=one.note))
+        one.wait_for_note()
+        other.start("n1", *JOB, *options, variables=plan(STEPS=2))
+
+        assert other.wait("n1") == status, other.show()
+        assert words in other.text("n1").splitlines()[-1]
+        assert bool(other.digests()) is (status == 0)
+    finally:
+        one.end()
+        other.end()
