@@ -140,7 +140,11 @@ class LastingGroup(dist.ProcessGroup):
         set_up = _set_up
         if set_up is None:
             self._check(name)
-            return self._call(name, given, named)
+            work = self._call(name, given, named)
+            if work is not None and sys._getframe(2).f_globals is not vars(distributed_c10d):
+                # C++ has called, for a DTensor or DDP, and its own wait outlives the generation.
+                work.wait()
+            return work
         tensors = list(outputs([*given, *named.values()]))
         self.num_calls += 1
         if set_up.is_replay:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -161,6 +162,31 @@ def test_group_forwards_to_that_of_each_generation_and_is_found_by_its_name() ->
         assert distributed_c10d._resolve_process_group(name) is group
         assert sum_of(4.0) == 4.0
     assert called == ["allreduce"] * 2
+
+
+class Begun(dist.Work):
+    """A collective that notes by its wait that Python waits for it."""
+
+    num_waits = 0
+
+    def wait(self, timeout: Any = None) -> bool:
+        Begun.num_waits += 1
+        return True
+
+
+def test_collectives_that_torch_waits_for_beyond_python_are_waited_for_in_it() -> None:
+    """Only there does a wait end with its generation."""
+    open_alone(SetUp())
+    group = dist.group.WORLD
+    assert isinstance(group, LastingGroup)
+    end_set_up()
+    group.forward_to(SimpleNamespace(allreduce=lambda *given: Begun()))
+
+    dist.all_reduce(torch.ones(1), async_op=True)
+    assert Begun.num_waits == 0
+    begun = torch.ops._c10d_functional.all_reduce(torch.ones(1), "sum", group.group_name)
+    assert Begun.num_waits == 1
+    torch.ops._c10d_functional.wait_tensor(begun)
 
 
 def test_notes_are_told_by_the_first_rank_of_a_group_or_by_their_owner() -> None:

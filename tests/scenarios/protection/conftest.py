@@ -54,6 +54,8 @@ def start(run: Run, name: str, faults: str = "") -> None:
         run.start(
             node,
             *("--nnodes", "2", "--nproc-per-node", "2"),
+            # By default a hang takes longer than a test may.
+            *(("--hang-deadline-s", "8") if "stop" in faults else ()),
             program=(str(FOLDER / f"{name}_program.py"),),
             warm="imports",
             # Sockets of a loader's workers lie there, whose paths may not be long.
