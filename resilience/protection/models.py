@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from resilience.comm.reducer import GradientReducer
 from resilience.errors import StateError
@@ -159,6 +161,7 @@ def bind(model: nn.Module) -> Binding:
             "the model is on a GPU; protect keeps models on the CPU exact so far, and the trainer "
             "of the recipes those on GPUs"
         )
+    _check_kind(model)
     if isinstance(model, DistributedDataParallel):
         return DdpBinding(model)
     if isinstance(model, FSDPModule):
@@ -169,6 +172,29 @@ def bind(model: nn.Module) -> Binding:
             "wrap it in DistributedDataParallel or fully_shard before protect"
         )
     return PlainBinding(model)
+
+
+def _check_kind(model: nn.Module) -> None:
+    """Raise StateError for what no binding keeps exact, whatever it is wrapped in."""
+    made_in = {base.__module__ for each in model.modules() for base in type(each).__mro__}
+    if any(name.partition(".")[0] == "deepspeed" for name in made_in):
+        raise StateError(
+            "a DeepSpeed engine sums gradients and steps by itself; wrap its module in "
+            "DistributedDataParallel or fully_shard, and step with an optimizer of torch's"
+        )
+    for each in model.modules():
+        if hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None) is not None:
+            raise StateError(
+                "a module is compiled; a process that joins compiles for the shapes that it sees "
+                "first, and its kernels may round in another way: leave torch.compile out"
+            )
+    for name, parameter in model.named_parameters():
+        part: Any = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        if is_traceable_wrapper_subclass(part):
+            raise StateError(
+                f"parameter {name!r} is a {type(part).__name__}, which is no plain memory that "
+                "another process could be given; train plain tensors"
+            )
 
 
 class _BackwardReducer(GradientReducer):

@@ -26,6 +26,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from resilience.errors import StateError
 from resilience.state.view import NamedTensor
 
+_TALKING = ("torch.distributed.optim", "deepspeed.")
+"""Where optimizers are made that communicate."""
+
 
 @runtime_checkable
 class Stateful(Protocol):
@@ -236,6 +239,11 @@ class ProtectedState:
     def _check_optimizers(self, model: nn.Module) -> None:
         updated: set[int] = set()
         for optimizer in self._optimizers:
+            if any(each.__module__.startswith(_TALKING) for each in type(optimizer).__mro__):
+                raise StateError(
+                    f"{type(optimizer).__name__} communicates in its step, where a rank may be "
+                    "alone; take a plain optimizer, with fully_shard to save memory"
+                )
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     updated.add(id(parameter))

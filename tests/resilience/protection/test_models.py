@@ -12,9 +12,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.two_tensor import TwoTensor
 
 from resilience.errors import StateError
 from resilience.protection.models import DdpBinding, FsdpBinding, PlainBinding, bind
+from resilience.protection.state import ProtectedState
 
 
 @pytest.fixture
@@ -83,6 +85,46 @@ def test_ranks_that_do_not_sum_their_gradients_are_refused(monkeypatch: Any) -> 
 
     with pytest.raises(StateError, match="the model is a Linear, whose ranks do not sum"):
         bind(nn.Linear(2, 1))
+
+
+class Engine(nn.Linear):
+    __module__ = "deepspeed.runtime.engine"
+
+
+def compiled(model: nn.Linear) -> nn.Module:
+    model.compile()
+    return model
+
+
+def paired(model: nn.Linear) -> nn.Module:
+    model.weight = nn.Parameter(TwoTensor(model.weight.detach(), model.weight.detach()))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("wrap", "words"),
+    [
+        pytest.param(torch.compile, "a module is compiled; a process", id="compiled"),
+        pytest.param(compiled, "a module is compiled; a process", id="in-place"),
+        pytest.param(paired, "parameter '0.weight' is a TwoTensor, which is", id="subclass"),
+        pytest.param(lambda _: Engine(2, 1), "a DeepSpeed engine sums", id="deepspeed"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method")
+@pytest.mark.usefixtures("world")
+def test_model_that_no_binding_keeps_exact_is_refused(wrap: Any, words: str) -> None:
+    with pytest.raises(StateError, match=words):
+        bind(nn.Sequential(wrap(nn.Linear(2, 1))))
+
+
+def test_optimizer_that_communicates_is_refused() -> None:
+    class Zero(torch.optim.SGD):
+        __module__ = "torch.distributed.optim.zero_redundancy_optimizer"
+
+    model = nn.Linear(2, 1)
+
+    with pytest.raises(StateError, match="Zero communicates in its step"):
+        ProtectedState(model, [Zero(model.parameters(), lr=0.1)], [])
 
 
 @pytest.mark.usefixtures("world")
