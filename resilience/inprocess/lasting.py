@@ -21,7 +21,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -34,10 +34,12 @@ from torch._C._distributed_c10d import (
     _unregister_process_group,
 )
 from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import GroupName
 from torch.futures import Future
 
 from resilience.errors import StateError
+
+if TYPE_CHECKING:  # older torch has no such type
+    from torch.distributed.distributed_c10d import GroupName
 
 NOTE_BYTES_MAX = 1 << 20
 """A larger result is not noted. That of a module's own tensors is repaired with the state."""

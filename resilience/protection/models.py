@@ -111,6 +111,7 @@ def detach(ddp: DistributedDataParallel) -> None:
     """Take DDP's reducer away, which holds its first group for ever."""
     ddp._remove_autograd_hooks()  # type: ignore[no-untyped-call]
     ddp._use_python_reducer = True
+    setattr(ddp, "_force_to_disable_cpp_reducer", True)  # noqa: B010 - for torch before 2.9
     ddp.reducer = ddp.logger = None  # type: ignore[assignment]
 
 
@@ -131,6 +132,11 @@ class FsdpBinding:
                 f"fully_shard over a mesh of {len(sizes)} axes keeps each shard once; give it a "
                 'mesh of two, init_device_mesh("cpu", (num_copies, num_shards), '
                 'mesh_dim_names=("copies", "shards"))'
+            )
+        if not hasattr(model, "set_custom_reduce_scatter"):
+            raise StateError(
+                f"fully_shard of torch {torch.__version__} has no set_custom_reduce_scatter, by "
+                "which its waits end with a fault; take a newer torch"
             )
         if not is_in_order(model):
             raise StateError(

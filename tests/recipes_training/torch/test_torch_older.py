@@ -12,17 +12,35 @@ from tests.recipes_training.workers import ROOT
 PYTHON = ROOT / ".venv-torch-older" / "bin" / "python"
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not PYTHON.exists(), reason=f"no {PYTHON}; scripts/install-older-torch.sh makes it"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not PYTHON.exists(), reason=f"no {PYTHON}; scripts/install-older-torch.sh makes it"
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "passed"),
+    [
+        pytest.param(
+            [
+                *("-k", "torch or come_and_go", "tests/recipes_training/test_trainer_contract.py"),
+                "tests/recipes_training/torch/test_trainer_copies.py",
+            ],
+            "50 passed",
+            id="groups are bound again",
+        ),
+        pytest.param(
+            ["-k", "without_faults", "tests/scenarios/protection"], "4 passed", id="protected"
+        ),
+    ],
 )
-def test_groups_are_bound_again_under_an_older_torch() -> None:
-    files = ("test_trainer_contract.py", "torch/test_trainer_copies.py")
-    which = ["-k", "torch or come_and_go", *(f"tests/recipes_training/{each}" for each in files)]
+def test_tests_pass_under_an_older_torch(words: list[str], passed: str) -> None:
     own = ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_CURRENT_TEST")
     variables = {key: value for key, value in os.environ.items() if key not in own}
     ended = subprocess.run(
-        [str(PYTHON), "-m", "pytest", "-q", "-p", "no:cacheprovider", *which],
+        [str(PYTHON), "-m", "pytest", "-q", "-p", "no:cacheprovider", *words],
         cwd=ROOT,
         env={**variables, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -32,4 +50,4 @@ def test_groups_are_bound_again_under_an_older_torch() -> None:
     )
 
     assert ended.returncode == 0, ended.stdout[-4000:]
-    assert "50 passed" in ended.stdout
+    assert passed in ended.stdout
