@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from datetime import timedelta
@@ -99,33 +100,36 @@ class Seat:
         return outcome
 
 
-@pytest.mark.parametrize(("first", "second"), [("a", "b"), ("a", ""), ("in step 3", "in step 4")])
-def test_ranks_at_different_places_of_their_program_are_told_apart(first: str, second: str) -> None:
-    """A sum that is world size times one rank's own has another sum of squares."""
-    sums = torch.zeros(5, dtype=torch.int64)
-    told = []
+@pytest.mark.parametrize("numbers", [(1, 2), (2, 1), (1, 1, 2), (2, 1, 3)], ids=str)
+def test_ranks_at_different_places_of_their_program_are_told_apart(
+    numbers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On each rank, also where its own place is the mean of all."""
+    monkeypatch.setattr(zlib, "crc32", int)
+    sums: list[Tensor] = []
 
-    class Both:
+    class Told:
         def reduce(self, buffer: Tensor) -> None:
-            told.append(buffer.clone())
-            buffer.copy_(sums)
+            given.append(buffer.clone())
+            buffer.copy_(sum(sums) if sums else buffer)  # type: ignore[arg-type]
 
-    def enter(place: str) -> str:
+    def enter(number: int) -> str:
         try:
-            gate.enter(7, lock=threading.Lock(), is_current=lambda: True, place=place)
+            gate.enter(7, lock=threading.Lock(), is_current=lambda: True, place=str(number))
         except (StateError, BrokenError) as error:
             return str(error)
         return "passed"
 
-    gate = Gate(Both(), world_size=2)
-    for place in (first, second):
-        enter(place)
-    sums = told[0] + told[1]
+    given: list[Tensor] = []
+    gate = Gate(Told(), world_size=len(numbers))
+    for each in numbers:
+        enter(each)
+    sums += given
 
-    assert enter(first).startswith(f"this rank is at {first}, and another rank is not")
-    assert enter(second).startswith(f"this rank is at {second}, and another rank is not")
-    sums = 2 * told[0]
-    assert enter(first) == "passed"
+    for each in numbers:
+        assert enter(each).startswith(f"this rank is at {each}, and another rank is not")
+    sums[:] = [given[0]] * len(numbers)
+    assert enter(numbers[0]) == "passed"
 
 
 def all_enter(seat: Seat) -> list[str]:
