@@ -125,7 +125,7 @@ def _find_listener() -> _Say:
         Path(handles.events_path),
         node=handles.node,
         rank=0,
-        generation=int(os.environ.get(GENERATION) or info.restart),
+        generation=info.restart,
         sink=EventPipe(handles.events_file),
     )
     last_step, last_s = -1, 0.0
@@ -133,6 +133,9 @@ def _find_listener() -> _Say:
     def write(step: int, values: Mapping[str, Any]) -> None:
         nonlocal last_step, last_s
         page.mark(slot, step, mark)
+        # A run that recovers goes on in this process, in another generation.
+        own = os.environ.get(GENERATION) or os.environ.get("TORCHELASTIC_RESTART_COUNT")
+        events.generation = int(own or 0)
         now_s = time.perf_counter()
         is_next = 0 <= last_step < step
         duration_s = (now_s - last_s) / (step - last_step) if is_next else None
