@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 # Counts are kept in 32 bits by what reads them.
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -186,6 +186,10 @@ class Fault(_Settings):
     """What `corrupt` changes; null for the other kinds."""
     seconds: Seconds | None = None
     """Seconds that `slow` waits; null for the other kinds."""
+
+
+FAULT_LIST = TypeAdapter(tuple[Fault, ...])
+"""Writes and reads faults as JSON."""
 
 
 class RandomFaults(_Settings):

@@ -5,6 +5,7 @@ This is the one place that knows what an agent is called with.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,8 @@ from launcher.job.grace import workers_grace_s
 from launcher.job.workload import ScriptTrainer
 from launcher.rundir import JOB_FILE, NODE_FILE
 from resilience.node_config import AgentConfig, BranchPoint, RunConfig
-from resilience.run_record import RUN_DIR_VARIABLE
+from resilience.run_record import FAULTS_VARIABLE, RUN_DIR_VARIABLE
+from resilience.settings import FAULT_LIST
 
 _JOIN_DEADLINE_S = 600.0
 
@@ -68,7 +70,7 @@ def agent_command(
     grace_s = workers_grace_s(job)
     # A program of a user's may keep its checkpoints in the run's folder.
     is_script = isinstance(job.trainer, ScriptTrainer)
-    variables = ("env", f"{RUN_DIR_VARIABLE}={run_path}") if is_script else ()
+    variables = ("env", f"{RUN_DIR_VARIABLE}={run_path}", *_faults(job)) if is_script else ()
     return (
         *variables,
         python,
@@ -94,6 +96,14 @@ def agent_command(
         "--",
         *_program_words(job, python, job_path=job_path, run_path=run_path, node=node),
     )
+
+
+def _faults(job: Job) -> tuple[str, ...]:
+    """Return the variable of the faults that a protected loop fires, as words of the shell."""
+    if (faults := job.resilience.faults) is None:
+        return ()
+    text = FAULT_LIST.dump_json(faults.injected, exclude_none=True).decode()
+    return (f"{FAULTS_VARIABLE}={shlex.quote(text)}",)
 
 
 def _program_words(

@@ -13,6 +13,9 @@ from launcher.job.tiered_memory import num_writers
 from launcher.job.workload import TorchTrainer
 from resilience.settings import Fault, FaultsSettings
 
+_SCRIPT_PLACES = ("data", "forward", "gate", "before_update", "after_update", "recovery")
+"""Places that a loop of resilience.protect knows of."""
+
 
 def recovery_rules(job: JobContent) -> Iterator[str]:
     """Yield what does not go together with recovery without checkpoints."""
@@ -106,7 +109,7 @@ def _copies(job: TrainingContent, where: str) -> Iterator[str]:
         )
 
 
-def fault_rules(job: TrainingContent) -> Iterator[str]:
+def fault_rules(job: JobContent) -> Iterator[str]:
     """Yield what a run may not bring upon itself."""
     faults = job.resilience.faults
     if faults is None:
@@ -122,13 +125,35 @@ def fault_rules(job: TrainingContent) -> Iterator[str]:
         yield from _place(job, fault, where)
         yield from _values(fault, where)
     yield from _repeated(faults)
-    yield from _corruption(job, faults)
+    yield from _script(faults) if job.training is None else _corruption(job, faults)
 
 
-def _place(job: TrainingContent, fault: Fault, where: str) -> Iterator[str]:
+def _script(faults: FaultsSettings) -> Iterator[str]:
+    """Refuse what does not happen in a loop of resilience.protect."""
+    where = "does not fit trainer.kind 'script'"
+    for index, fault in enumerate(faults.injected):
+        name = f"resilience.faults.injected[{index}]"
+        if fault.kind == "corrupt":
+            yield (
+                f"{name}.kind 'corrupt' {where}, whose state is compared with no digest; allowed: "
+                "exception, sigkill, sigstop, exit or slow"
+            )
+        elif fault.place not in _SCRIPT_PLACES:
+            yield (
+                f"{name}.place {fault.place!r} {where}, as the loop of resilience.protect does not "
+                f"see it; allowed: {', '.join(_SCRIPT_PLACES)}"
+            )
+    if faults.random is not None:
+        yield (
+            f"resilience.faults.random {where}, of which the number of steps is not known; "
+            "allowed: null"
+        )
+
+
+def _place(job: JobContent, fault: Fault, where: str) -> Iterator[str]:
     """Hold where a fault strikes against what the run has."""
     trainer = job.trainer
-    if fault.step >= trainer.max_steps:
+    if trainer.max_steps is not None and fault.step >= trainer.max_steps:
         yield (
             f"{where}.step {fault.step} is no step of the run; "
             f"allowed: less than trainer.max_steps {trainer.max_steps}"
@@ -186,7 +211,7 @@ def _repeated(faults: FaultsSettings) -> Iterator[str]:
         )
 
 
-def _corruption(job: TrainingContent, faults: FaultsSettings) -> Iterator[str]:
+def _corruption(job: JobContent, faults: FaultsSettings) -> Iterator[str]:
     """Refuse changed bits that no check could find."""
     corrupting = [
         (f"resilience.faults.injected[{index}].place", fault.place)

@@ -473,7 +473,7 @@ _RULES: tuple[Rule, ...] = (
     _of_ours(_elastic),
     grace_rules,
     recovery_rules,
-    _of_ours(fault_rules),
+    fault_rules,
     mmap_rules,
     tiered_rules,
     _environment,

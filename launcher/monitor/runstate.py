@@ -42,6 +42,7 @@ _KEPT = (
         "first_loss",
         "loss",
         "tiers",
+        "faults_left",
     ),
 )
 # Seconds per step is the mean of this many.
@@ -76,6 +77,8 @@ class RunState:
     """The workers run a program of a user's."""
     awaits_lines: bool = False
     """Steps are looked for in what the program prints, and no line had one yet."""
+    faults_left: int = 0
+    """Faults of the recipe of a user's program that have not fired."""
     log_every_n_steps: int = 1
     code: Mapping[str, str] = field(default_factory=dict)
     """By node, the folder and commit of that program."""
@@ -276,6 +279,7 @@ class RunState:
 
 def start_state(job: Job, nodes: Sequence[str]) -> RunState:
     """Return the state of a job that has no event yet."""
+    is_script, faults = isinstance(job.trainer, ScriptTrainer), job.resilience.faults
     return RunState(
         recipe=job.recipe.name,
         version=job.recipe.version,
@@ -285,7 +289,8 @@ def start_state(job: Job, nodes: Sequence[str]) -> RunState:
         num_workers=job.trainer.world_size,
         num_workers_wanted=job.trainer.world_size,
         keeps_state=job.resilience.checkpointless is not None,
-        is_script=isinstance(job.trainer, ScriptTrainer),
+        is_script=is_script,
+        faults_left=len(faults.injected) if is_script and faults else 0,
         awaits_lines=isinstance(job.trainer, ScriptTrainer) and bool(job.trainer.progress),
         log_every_n_steps=job.trainer.steps_between_events,
     )
@@ -315,6 +320,7 @@ def next_own_state(state: RunState, event: Event) -> RunState:
         state,
         meeting=next_meeting(state.meeting, event),
         generations=generations,
+        faults_left=state.faults_left - (event.event == "fault_injected"),
         tiers=next_checkpoints(state.tiers, event),
         storage=next_storage(state.storage, event),
         losses={**state.losses, **({text: ""} if text else {})},

@@ -88,8 +88,10 @@ def faults_text(
 
     What a run that failed has lost depends on who starts it again, and from where.
     """
+    left = state.faults_left if state.exit_status is not None else 0
+    unfired = f"{left} of the recipe did not fire, as no loop of resilience.protect met them"
     if not recoveries:
-        return None
+        return unfired if left > 0 else None
     num_injected = sum(recovery.is_injected for recovery in recoveries)
     injected = f" ({num_injected} injected)" if num_injected else ""
     parts = [f"{len(recoveries)}{injected}", f"{format_seconds(lost_s)} lost"]
@@ -101,4 +103,5 @@ def faults_text(
         parts.append("no step lost")
     if state.exit_status and not recoveries[-1].is_done:
         parts.append("the last was not recovered from")
+    parts += [unfired] if left > 0 else []
     return ", ".join(parts)

@@ -32,10 +32,10 @@ class Injector:
     """Fires the faults of one rank. Used by its training thread only.
 
     `on_corrupt` is told which tensor to change, parameter or moment; it changes one value
-    of it behind the back of whoever keeps digests. Faults of a node fire on its local
-    rank 0. A sigkill of a node takes its other workers along, known by the files that
-    their injectors left, each with its process and when that was started, and the agent
-    where `agent_pid` names it.
+    of it behind the back of whoever keeps digests. Without it no fault may be of kind corrupt.
+    Faults of a node fire on its local rank 0. A sigkill of a node takes its other workers
+    along, known by the files that their injectors left, each with its process and when that
+    was started, and the agent where `agent_pid` names it.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Injector:
         rank: int,
         layout: Layout,
         run_dir: Path,
-        on_corrupt: Callable[[str], None],
+        on_corrupt: Callable[[str], None] | None = None,
         events: EventLog | None = None,
         agent_pid: int | None = None,
         sleep: Callable[[float], None] = time.sleep,
@@ -119,6 +119,7 @@ class Injector:
                 os._exit(EXIT_STATUS)
             case "corrupt":
                 assert fault.tensor is not None
+                assert self._on_corrupt is not None
                 self._on_corrupt(fault.tensor)
             case "slow":
                 assert fault.seconds is not None

@@ -25,11 +25,13 @@ from resilience.comm.messages import OTHER_SHARD_STATUS, Open
 from resilience.comm.page import Activity
 from resilience.comm.world import drop_groups, opening_groups
 from resilience.errors import BrokenError, StateError, StateLostError
+from resilience.faults.injector import InjectedFault, Injector
 from resilience.inprocess.block import GROUP_DEADLINE, BlockOptions, WorkerSession, open_session
 from resilience.inprocess.generation import Generation
 from resilience.inprocess.handles import WorkerHandles
 from resilience.inprocess.lasting import bind_groups, current_set_up, end_set_up
 from resilience.inprocess.set_up import PAST_SET_UP, teller_of_notes, write_notes
+from resilience.protection.drill import open_injector
 from resilience.protection.models import Binding
 from resilience.protection.state import ProtectedState, Snapshot
 from resilience.script import rank_info
@@ -89,6 +91,9 @@ class Engine(Protocol):
     def begin_step(self) -> None:
         """Begin a forward."""
 
+    def reach(self, place: str) -> None:
+        """Let a fault of the recipe strike at a place of the step."""
+
     def pass_gate(self, before: Callable[[], None], place: str) -> AbstractContextManager[None]:
         """Return what the update runs in, entered, once every rank's gradients are complete.
 
@@ -135,6 +140,9 @@ class Alone:
     def begin_step(self) -> None:
         """Do nothing."""
 
+    def reach(self, place: str) -> None:
+        """Do nothing."""
+
     def pass_gate(self, before: Callable[[], None], place: str) -> AbstractContextManager[None]:
         """Return what the update runs in; it has no gate."""
         before()
@@ -168,6 +176,7 @@ class Recovering:
     def __init__(self, handles: WorkerHandles, state: ProtectedState, binding: Binding) -> None:
         self._state, self._binding = state, binding
         self._snapshots: dict[str, tuple[int, Snapshot]] = {}
+        self._injector: Injector | None = None
         self._error: BaseException | None = None
         self._is_due = True
         """The plan of the generation has not been carried out yet."""
@@ -183,7 +192,7 @@ class Recovering:
             handles.transfer_file, handles.num_local_ranks, handles.transfer_bytes
         )
         buffer.touch()
-        self._recovery = Recovery(apply=_never_apply, transfer_buffer=buffer)
+        self._recovery = Recovery(apply=_never_apply, transfer_buffer=buffer, reach=self.reach)
         self._recovery.bind(state)
         self._session: WorkerSession = open_session(
             self._report,
@@ -241,6 +250,7 @@ class Recovering:
         members = self._members = self._session.make(self._in_shards(opening))
         seat = members.layout.seat(members.rank)
         self._state.take_place(seat.replica, seat.shard)
+        self._injector = open_injector(self._session.handles, members)
         if teller_of_notes(opening) == members.rank:
             write_notes(self._session.link.open_store(members.number), self._notes)
         self._session.enter(members)
@@ -329,7 +339,9 @@ class Recovering:
         """Show where the rank is; returns whether its generation goes on, else `settle` is due."""
         try:
             self._members.mark(activity, self.step)
-        except BrokenError as error:
+            if activity is Activity.DATA:
+                self.reach("data")
+        except (BrokenError, InjectedFault) as error:
             self._error = error
             return False
         return True
@@ -338,6 +350,11 @@ class Recovering:
         """Begin a forward. Where the generation is over, the gate says so."""
         self._recovery.begin()
         self.mark(Activity.FORWARD)
+
+    def reach(self, place: str, step: int | None = None) -> None:
+        """Let a fault of the recipe strike at a place of a step; None: of the one that is taken."""
+        if self._injector is not None:
+            self._injector.reach(place, self.step if step is None else step)
 
     def pass_gate(self, before: Callable[[], None], place: str) -> AbstractContextManager[None]:
         """Return what the update runs in, entered, once every rank's gradients are complete."""

@@ -317,6 +317,8 @@ class Run:
         self._seed_at("step", self._engine.step)
 
     def _before_forward(self, module: nn.Module, given: object) -> None:
+        if self._place is _Place.STEP and self._update is None:
+            self._engine.reach("forward")
         if self._update is not None and module.training and self._binding.shares_buffers:
             raise StateError(
                 "a forward in training mode after optimizer.step() changes buffers on each rank; "

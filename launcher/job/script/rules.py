@@ -12,8 +12,6 @@ from launcher.job.workload import ScriptTrainer
 from resilience.progress import find_problem
 
 _WHERE = "trainer.kind 'script'"
-_FEATURES = ("elastic", "faults")
-"""Features that need a trainer of ours, which holds its state as recovery wants it."""
 
 
 def script_rules(job: JobContent) -> Iterator[str]:
@@ -30,12 +28,11 @@ def script_rules(job: JobContent) -> Iterator[str]:
             f"data.kind {job.data.kind!r} does not fit {_WHERE}, whose program reads its own data; "
             "allowed: null, so leave /data out"
         )
-    for name in _FEATURES:
-        if getattr(job.resilience, name) is not None:
-            yield (
-                f"resilience.{name} does not fit {_WHERE}, as it needs a trainer of ours; "
-                f"allowed: null, as resilience/{name}=null"
-            )
+    if job.resilience.elastic is not None:
+        yield (
+            f"resilience.elastic does not fit {_WHERE}, as it needs a trainer of ours; allowed: "
+            "null, as resilience/elastic=null"
+        )
     if job.resilience.checkpointless is not None:
         yield from _recovery(trainer)
     if (tiered := job.resilience.tiered) and not tiered.starts_memoryd:

@@ -11,6 +11,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from launcher.job import Job
 from launcher.monitor.progress import open_display, render_line, render_recovery, render_state
 from launcher.monitor.recoveries import Recovery, list_recoveries, next_generations, seconds_lost
 from launcher.monitor.runstate import RunState, next_state, start_state
@@ -30,7 +31,8 @@ from tests.launcher.run_events import (
     step_event,
     whole_run,
 )
-from tests.launcher.shipped import shipped_job
+from tests.launcher.script_job import script_job
+from tests.launcher.shipped import shipped_job, with_values
 
 JOB = shipped_job("llama/llama3_tiny_checkpointless", "local")
 
@@ -281,6 +283,32 @@ def test_run_that_failed_does_not_say_what_it_has_not_lost(until: float | None, 
 
     assert dict(summary_rows(record_of(events)))["faults"] == words
     assert f"  faults      {words}\n" in summary_text(state_after(events), None)
+
+
+def test_faults_that_no_protected_loop_has_met_are_told_at_the_end() -> None:
+    fault = {"kind": "slow", "place": "gate", "step": 3, "rank": 1, "seconds": 1}
+    values = {
+        "resilience.checkpointless": JOB.model_dump(mode="json")["resilience"]["checkpointless"],
+        "resilience.faults": {"injected": [fault, {**fault, "step": 4}], "random": None},
+        "trainer.max_restarts": 0,
+        "resources.shm_gib": 1,
+    }
+    begun = start_state(Job.model_validate(with_values(script_job(), values)), ["node-0"])
+    ended = event("run_finished", 120.0, exit_status=0, reason="")
+    words = " of the recipe did not fire, as no loop of resilience.protect met them\n"
+
+    for before, told in (
+        ([ended], f"faults      2{words}"),
+        (
+            [injected(110.0, "slow", 1), event("run_continued", 111.0), ended],
+            f"faults      1{words}",
+        ),
+        ([injected(110.0, "slow", 1), injected(111.0, "slow", 1, step=4), ended], ""),
+        ([event("run_started", 100.0)], ""),
+    ):
+        text = summary_text(reduce(next_state, before, begun), None) + "\n"
+        assert told in text
+        assert bool(told) == ("faults" in text)
 
 
 def test_workers_that_begin_afresh_lose_the_steps_that_they_do_again() -> None:

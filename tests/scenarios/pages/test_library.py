@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -67,31 +68,33 @@ def test_killed_worker_leaves_the_weights_of_a_run_without_an_agent(
     run.assert_nothing_left()
 
 
-VICTIM = """
-        if run.index == 4 and dist.get_rank() == 3 and not os.path.exists("killed"):
-            open("killed", "x").close()
-            os.kill(os.getpid(), 9)
-"""
-
-
 def test_recipe_of_the_page_goes_on_within_a_step(tmp_path: Path) -> None:
-    """Its commands as they stand, on two nodes of this machine."""
-    text = write_program(tmp_path).read_text()
-    (tmp_path / "train.py").write_text(
-        "import os\n" + text.replace("with run.step():\n", f"with run.step():{VICTIM}")
+    """Its commands as they stand, on two nodes of this machine, and faults at all its places."""
+    write_program(tmp_path)
+    init, start, drill = re.findall(r"^launcher (.*)$", PAGE, re.MULTILINE)
+    assert set(start.split()) < set(shlex.split(drill))
+    faults = (
+        "{kind: exception, place: data, step: 2, rank: 3}, "
+        "{kind: exception, place: forward, step: 9, rank: 0}, "
+        "{kind: slow, place: gate, step: 99, rank: 0, seconds: 1}"
     )
-    init, start = re.findall(r"^launcher (.*)$", PAGE, re.MULTILINE)
+    drill = drill.replace("injected=[", f"injected=[{faults}, ")
     assert launch(*init.split(), folder=tmp_path).status == 0
     (name,) = (each.relative_to(tmp_path / "recipes") for each in tmp_path.glob("recipes/*/*.yaml"))
-    words = start.replace("NAME", str(name.with_suffix(""))).split()
+    words = shlex.split(drill.replace("NAME", str(name.with_suffix(""))))
 
     ended = launch(*words, "trainer.num_nodes=2", "trainer.num_devices=2", folder=tmp_path)
 
     assert ended.status == 0, ended.out + ended.err
-    assert (tmp_path / "killed").exists()
-    steps = [each.step for each in named(tmp_path / "runs/train", "step")]
-    assert steps == list(range(1, 17))
-    assert "faults      1, " in ended.out
+    folder = tmp_path / "runs/train"
+    fired = [
+        (each.step, each.rank, each.fields["place"]) for each in named(folder, "fault_injected")
+    ]
+    assert fired == [(2, 3, "data"), (5, 1, "gate"), (9, 0, "forward")]
+    assert [each.step for each in named(folder, "step")] == list(range(1, 17))
+    assert "  steps       16\n" in ended.out
+    assert "faults      3 (3 injected), " in ended.out
+    assert "no step lost, 1 of the recipe did not fire, as no loop of resi" in ended.out
     assert (tmp_path / "model.pt").exists()
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from typing import Any
 
 import pytest
 
 from launcher.clusters.agent import agent_command
 from launcher.job import Job
+from resilience.run_record import FAULTS_VARIABLE
+from resilience.settings import FAULT_LIST
 from tests.launcher.script_job import RECIPE, refused, script_job
-from tests.launcher.shipped import shipped_job, with_values
+from tests.launcher.shipped import rendered, shipped_job, with_values
 
 OURS = shipped_job("llama/llama3_tiny_everything", "local").model_dump(mode="json")
 SHM = {"resources__shm_gib": 1}
@@ -19,6 +23,30 @@ RECOVERS = {
     "trainer__max_restarts": 0,
     **SHM,
 }
+RANDOM = {"seed": 1, "mean_steps_between": 9, "kinds": ["exit"], "places": ["gate"]}
+
+
+def recovers() -> dict[str, Any]:
+    return {name.replace("__", "."): each for name, each in RECOVERS.items()}
+
+
+def faults(**values: Any) -> dict[str, Any]:
+    """Return the section of one fault with these values."""
+    usual = {"kind": "sigkill", "place": "gate", "step": 5, "rank": 1}
+    return {"injected": [{**usual, **values}], "random": None}
+
+
+@pytest.mark.parametrize("kind", ["local", "slurm", "job"])
+def test_faults_reach_a_script_as_one_word_of_the_shell(kind: str) -> None:
+    values = {"resilience.faults": faults(), **recovers()}
+    job = Job.model_validate(with_values(script_job(kind), values))
+    text = "\n".join(rendered(job).values()).replace("\\\n", " ")
+
+    (words,) = set(re.findall(r"env +(LAUNCHER_RUN_DIR.*? )-m ", text))
+
+    (told,) = (each for each in shlex.split(words) if each.startswith(FAULTS_VARIABLE))
+    (fault,) = FAULT_LIST.validate_json(told.partition("=")[2])
+    assert (fault.kind, fault.place, fault.step, fault.rank) == ("sigkill", "gate", 5, 1)
 
 
 @pytest.mark.parametrize(
@@ -26,11 +54,19 @@ RECOVERS = {
     [
         pytest.param({"model": OURS["model"]}, "model.architecture 'llama' ", id="model"),
         pytest.param({"data": OURS["data"]}, "data.kind 'stdlib_text' ", id="data"),
+        pytest.param({"resilience__elastic": OURS["resilience"]["elastic"], **SHM},
+                     "resilience.elastic does not fit trainer.kind 'script'", id="elastic"),
+        pytest.param({**RECOVERS, "resilience__faults": faults(kind="corrupt", tensor="moment")},
+                     "resilience.faults.injected[0].kind 'corrupt' does not fit trainer.kind "
+                     "'script', whose", id="corrupt"),
         *(
-            pytest.param({f"resilience__{name}": OURS["resilience"][name], **SHM},
-                         f"resilience.{name} does not fit trainer.kind 'script'", id=name)
-            for name in ("elastic", "faults")
+            pytest.param({**RECOVERS, "resilience__faults": faults(place=place)},
+                         f"resilience.faults.injected[0].place '{place}' does not fit trainer.kind "
+                         "'script', as", id=place)
+            for place in ("backward", "reduction", "within_update", "settle")
         ),
+        pytest.param({**RECOVERS, "resilience__faults": {"injected": [], "random": RANDOM}},
+                     "resilience.faults.random does not fit trainer.kind", id="random"),
         pytest.param({**RECOVERS, "trainer__environment": "none"},
                      "trainer.environment 'none' does not fit resilience.checkpointless",
                      id="alone"),
@@ -106,8 +142,7 @@ def test_a_trainer_of_ours_needs_a_model_and_data() -> None:
 
 def test_a_script_may_recover_within_a_step() -> None:
     """With one count of restarts: that of all workers is refused."""
-    values = {name.replace("__", "."): each for name, each in RECOVERS.items()}
-    job = Job.model_validate(with_values(shipped_job(RECIPE, "local"), values))
+    job = Job.model_validate(with_values(shipped_job(RECIPE, "local"), recovers()))
 
     words = agent_command(
         job, python="python", rdzv_endpoint="a:1", rdzv_id="r", node="n", token_file="t"
