@@ -17,7 +17,7 @@ from resilience.data.json_text import Json
 from resilience.data.producer_connection import ProducerConnection
 from resilience.data.sealing import open_cache_sealer
 from resilience.data.segments import SegmentReader
-from resilience.data.sources import Source, make_source
+from resilience.data.sources import Source, digest_code, make_source
 from resilience.data.spawn import end_producer
 from resilience.data.spec import OwnerProcess, ProducerSpec, read_started
 from resilience.data.states import find_state, parse_state, write_state
@@ -55,10 +55,11 @@ def cached(
     function at the top of a module, a functools.partial of one with JSON arguments, or a Source.
     If it has a parameter `start`, it gets a Start there and its batches have to begin where that
     says. `identity` is whatever else the batches depend on, such as dataset, tokenizer and seed:
-    where it differs, nothing that is cached is used. `samples_per_batch` and `samples_consumed`
-    count the samples of all `size` positions together; this is position `rank`. The producer
-    ends with the process `owner_pid`, or without one soon after its last consumer. `on_wait` is
-    called some times a second while a batch is waited for, and may raise to end the wait.
+    where it or the text of the factory's module differs, nothing that is cached is used.
+    `samples_per_batch` and `samples_consumed` count the samples of all `size` positions together;
+    this is position `rank`. The producer ends with the process `owner_pid`, or without one soon
+    after its last consumer. `on_wait` is called some times a second while a batch is waited for,
+    and may raise to end the wait.
 
     Returns at once, whether there is a batch yet or not. Raises TypeError for a factory that no
     other process can import, ValueError for a position within a batch, and CacheFolderError.
@@ -67,7 +68,8 @@ def cached(
         raise ValueError(f"job {job!r} is no name of a folder; give one without '/'")
     source = make_source(dataloader_factory)
     place: dict[str, Any] = {"stage": stage, "rank": rank, "size": size}
-    text = describe(identity, source=source, samples_per_batch=samples_per_batch, **place)
+    whole: dict[str, Json] = {"given": identity, "code": digest_code(dataloader_factory)}
+    text = describe(whole, source=source, samples_per_batch=samples_per_batch, **place)
     if samples_consumed < 0 or samples_consumed % samples_per_batch:
         raise ValueError(
             f"{samples_consumed} samples consumed are no whole number of batches of "

@@ -7,6 +7,7 @@ producer of a source without torch never imports it.
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -94,6 +95,16 @@ def make_source(factory: Factory | Source) -> Source:
     source = Source(_reference(function), arguments)
     _check_arguments(function, source)
     return source
+
+
+def digest_code(factory: Factory | Source) -> str:
+    """Return a digest of the text of a factory's module; empty where there is none.
+
+    So it is of a Source: that is of a package, which has a version.
+    """
+    function = factory.func if isinstance(factory, functools.partial) else factory
+    path = None if isinstance(function, Source) else inspect.getsourcefile(function)
+    return "" if path is None else hashlib.blake2b(Path(path).read_bytes()).hexdigest()[:32]
 
 
 def import_function(source: Source) -> Any:

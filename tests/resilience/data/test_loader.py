@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from resilience.data import producer_connection, spawn
+from resilience.data import cached, producer_connection, spawn
 from resilience.data.errors import (
     DataCacheError,
     LateBatchError,
@@ -26,6 +29,7 @@ from tests.resilience.data.scene import (
     end_process,
     hold_at,
     make_batch,
+    make_settings,
     run_script,
 )
 from tests.resilience.data.watch import check, read
@@ -364,3 +368,18 @@ def test_another_number_of_positions_ends_the_producers_of_the_old_ones(
     assert list(scene.root.parent.iterdir()) == []
     for each in scene.producers():
         wait_for_end(each)
+
+
+def test_changed_code_begins_another_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a run would train on batches of code that is no more there."""
+    module = tmp_path / "changing_source.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for number in (1, 2, 2):
+        module.write_text(f"def make():\n    return [{number}] * 3\n")
+        sys.modules.pop("changing_source", None)
+        factory = partial(importlib.import_module("changing_source").make)
+        with cached(factory, make_settings(tmp_path), identity={}, job="run") as loader:
+            found.append(loader._spec.fingerprint)
+
+    assert found[0] != found[1] == found[2]
