@@ -47,6 +47,10 @@ class StateError(ResilienceError):
     """The state cannot be kept in replicas; the message says what to change."""
 
 
+class PlacesDifferError(StateError):
+    """Ranks have come to one gate from different places of their program."""
+
+
 class StateLostError(ResilienceError):
     """No rank holds a whole state, and `start` has neither made nor loaded one."""
 

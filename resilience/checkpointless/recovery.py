@@ -164,6 +164,11 @@ class Recovery:
         return self.mark.step
 
     @property
+    def update_error(self) -> str:
+        """Return what the last update has raised; empty where it has ended."""
+        return self._update_error
+
+    @property
     def step_generation(self) -> int:
         """Return the generation whose gradients made the last of them; -1 where none did."""
         return self.mark.step_generation
@@ -375,7 +380,7 @@ class Recovery:
         other; what a device still has to do of it is waited for here. The block
         may hold no collective. Raises BrokenError where the gate was not passed,
         CorruptionError where this rank's state is not what its last update left,
-        StateError where ranks are at different places of their program.
+        PlacesDifferError where ranks are at different places of their program.
         """
         step = self.mark.step
         await_kernels(self._on_devices)

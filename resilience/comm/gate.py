@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from resilience.errors import BrokenError, StateError
+from resilience.errors import BrokenError, PlacesDifferError
 
 
 class GateChannel(Protocol):
@@ -62,8 +62,8 @@ class Gate:
 
         `lock` is what every abort of this generation holds from before `is_current` turns
         false until the channel is aborted. Raises BrokenError where the gate was not passed,
-        or not for certain: the rank has then entered, and may not update. Raises StateError on
-        all ranks where their places in the program, `place`, differ.
+        or not for certain: the rank has then entered, and may not update. Raises PlacesDifferError
+        on all ranks where their places in the program, `place`, differ.
         """
         if not is_current():
             raise BrokenError(f"the generation had ended before the gate of step {step}")
@@ -86,10 +86,7 @@ class Gate:
                 f"{total[1]}, not {self._world_size} with {self._world_size * step}"
             )
         if total != wanted:
-            raise StateError(
-                f"this rank is at {place}, and another rank is not; all ranks have to take the "
-                "same steps with the same calls, over epochs of one length"
-            )
+            raise PlacesDifferError(f"this rank is at {place}, and another rank is not")
 
 
 class GroupChannel:

@@ -340,12 +340,14 @@ def _register(group: LastingGroup, name: GroupName) -> None:
 def _key(group: LastingGroup, name: str) -> str:
     ranks = group.members
     own = f"/{ranks[group.rank()]}" if name in _OWN else ""
-    return f"{','.join(map(str, ranks))}/{group.num_calls}{own}"
+    assert _set_up is not None
+    same = [each for each in _set_up.groups if each.members == ranks]
+    return f"{','.join(map(str, ranks))}/{same.index(group)}/{group.num_calls}{own}"
 
 
 def _is_told_by(key: str, rank: int) -> bool:
     """Return whether a rank tells the others of a note: one of a group does, or the owner."""
-    ranks, _, *owner = key.split("/")
+    ranks, _, _, *owner = key.split("/")
     return rank == int(owner[0] if owner else ranks.split(",")[0])
 
 

@@ -24,7 +24,7 @@ from resilience.checkpointless.recovery import Recovery
 from resilience.comm.messages import OTHER_SHARD_STATUS, Open
 from resilience.comm.page import Activity
 from resilience.comm.world import drop_groups, opening_groups
-from resilience.errors import BrokenError, StateError, StateLostError
+from resilience.errors import BrokenError, PlacesDifferError, StateError, StateLostError
 from resilience.faults.injector import InjectedFault, Injector
 from resilience.inprocess.block import GROUP_DEADLINE, BlockOptions, WorkerSession, open_session
 from resilience.inprocess.generation import Generation
@@ -310,8 +310,10 @@ class Recovering:
         that has run its set-up alone is given them here.
         """
         if self.step > self._first:
+            cause = self._recovery.update_error
             raise StateLostError(
                 f"{fallback.reason}; start the run again, from the program's own checkpoint"
+                + (f"; the last update raised {cause}" if cause else "")
             )
         members = self._members
         self._first = find_first_step(self._told)
@@ -363,6 +365,8 @@ class Recovering:
             before()
             update = self._recovery.commit(self._members, place)
             update.__enter__()
+        except PlacesDifferError as error:
+            raise self._name_difference(place) from error
         except _FATAL:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, this rank has not passed
@@ -382,8 +386,23 @@ class Recovering:
 
     def meet_at(self, place: str) -> None:
         """Return once all ranks are at this place of the program."""
-        members = self._members
-        members.gate.enter(self.step, lock=members.lock, is_current=members.is_current, place=place)
+        members, lock = self._members, self._members.lock
+        try:
+            members.gate.enter(self.step, lock=lock, is_current=members.is_current, place=place)
+        except PlacesDifferError as error:
+            raise self._name_difference(place) from error
+
+    def _name_difference(self, place: str) -> StateError:
+        """Return what to say where ranks are at different places; all of them call it."""
+        members, other, found = self._members, self.rank, place
+        members.store.set(f"place/{members.rank}", place)
+        while found == place:
+            other = (other + 1) % members.world_size
+            found = members.store.get(f"place/{other}").decode()
+        return StateError(
+            f"this rank is at {place}, and rank {other} at {found}; all ranks have to take the "
+            "same steps with the same calls and state in also=, over epochs of one length"
+        )
 
     def fail(self, error: BaseException) -> bool:
         """Note the fault of a step; returns whether it ends the run instead."""
@@ -470,7 +489,8 @@ def plan_first_state(layout: Layout, is_new: Sequence[bool]) -> list[tuple[int, 
     for target in (rank for rank in range(layout.world_size) if is_new[rank]):
         seat = layout.seat(target)
         if seat.shard not in sources:
-            raise StateLostError("no rank of the first set-up is left; start the run again")
+            name = f" that holds shard {seat.shard}" if seat.shard else ""
+            raise StateLostError(f"no rank of the first set-up{name} is left; start the run again")
         source = sources[seat.shard]
         found.append((source, target, layout.seat(source).node == seat.node))
     return found

@@ -29,7 +29,7 @@ from resilience.protection.batches import Batches, find_owners
 from resilience.protection.engine import Alone, Engine, Recovering, RetryStep, refuse_second
 from resilience.protection.models import bind, detach
 from resilience.protection.state import ProtectedState, scalers
-from resilience.protection.unregistered import StateWatch
+from resilience.protection.unregistered import NUM_STEPS, StateWatch
 from resilience.script import log
 from resilience.state.rng import seed_from
 
@@ -52,6 +52,10 @@ def protect(
     are the same. Raises StateError for what is not kept exact, with the remedy.
     """
     return Run(model, optimizer, also, seed=seed, ignore=ignore)
+
+
+_COMPARE_EVERY = 100
+"""Steps between those in which ranks compare what `also` has."""
 
 
 class _Place(Enum):
@@ -100,6 +104,9 @@ class Run:
         self._update: AbstractContextManager[None] | None = None
         self._logged: dict[str, Any] | None = None
         self._is_checked = False
+        self._also = ""
+        """Digests of small state, where ranks compare it in this step."""
+        self._num_writes = 0
         self._optimizers = optimizers
         for own in optimizers:
             own.register_step_pre_hook(self._before_optimizer)
@@ -241,6 +248,8 @@ class Run:
             cursor, found = batches.read(self.state.cursor, self.index)
             self.state.move_cursor(cursor)
             self._engine.keep("step", self.state.snapshot())
+            is_compared = self.index % _COMPARE_EVERY in range(NUM_STEPS)
+            self._also = self.state.digest_also() if is_compared else ""
         except StateError as error:
             self._refuse(str(error))
         self._place = _Place.WITH_BATCH
@@ -300,6 +309,7 @@ class Run:
         words += [f"epoch {cursor['epoch']}", f"batch {cursor['position']}"]
         every = ", ".join(str(number) for number, _ in self._functions)
         words += [f"with functions every {every} steps"] if every else []
+        words += [f"with {self._also}"] if self._also else []
         return ", ".join(words)
 
     def _begin(self) -> None:
@@ -315,14 +325,18 @@ class Run:
         for each in self._optimizers:
             each.zero_grad()  # what is left of the step before would be lost by a fault
         self._seed_at("step", self._engine.step)
+        self._num_writes = self.state.count_writes()
 
     def _before_forward(self, module: nn.Module, given: object) -> None:
         if self._place is _Place.STEP and self._update is None:
             self._engine.reach("forward")
-        if self._update is not None and module.training and self._binding.shares_buffers:
-            raise StateError(
-                "a forward in training mode after optimizer.step() changes buffers on each rank; "
-                "call model.eval() for it, or give it to run.every()"
+        is_out_of_place = self._place in (_Place.BETWEEN, _Place.WITH_BATCH)
+        if not module.training or not self._binding.shares_buffers:
+            return
+        if self._update is not None or is_out_of_place:
+            self._refuse(
+                "a forward in training mode after optimizer.step() or between steps changes "
+                "buffers on each rank; call model.eval() for it, or give it to run.every()"
             )
 
     def _before_optimizer(self, optimizer: Optimizer, given: Sequence[Any], named: Any) -> None:
@@ -340,6 +354,11 @@ class Run:
             raise RetryStep  # the program has caught the first one
         if self._place is not _Place.STEP or self._update is not None:
             return
+        if self.state.count_writes() != self._num_writes:
+            raise StateError(
+                "a parameter was written between the begin of the step and optimizer.step(), and "
+                "would be written again where the step is; write it after optimizer.step()"
+            )
         try:
             place = self._describe(call)
             self._update = self._engine.pass_gate(self._binding.share_buffers, place)

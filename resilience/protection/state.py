@@ -8,6 +8,7 @@ are copied before it.
 from __future__ import annotations
 
 import copy
+import hashlib
 import io
 import json
 from base64 import b64decode, b64encode
@@ -143,6 +144,22 @@ class ProtectedState:
                 made = torch.zeros(value, dtype=getattr(torch, dtype), device=kind)
             self._optimizers[number].state[parameter][key] = made
 
+    # ---- what ranks compare
+
+    def count_writes(self) -> int:
+        """Return a number that each write to a parameter raises."""
+        parameters = (p for module in self._modules.values() for p in module.parameters())
+        return sum(_local(each)._version for each in parameters)  # noqa: SLF001 - torch's count
+
+    def digest_also(self) -> str:
+        """Return kinds and digests of what `also` has beside modules; equal on all ranks."""
+        found = []
+        for each in self._small:
+            digest = hashlib.blake2b(digest_size=4)
+            _update(digest, each.state_dict())  # type: ignore[attr-defined]
+            found.append(f"{type(each).__name__} {digest.hexdigest()}")
+        return ", ".join(found)
+
     # ---- a step that is run again
 
     def snapshot(self) -> Snapshot:
@@ -275,6 +292,23 @@ def scalers(also: Sequence[object]) -> Iterator[GradScaler]:
         for own in (each, *getattr(each, "__dict__", {}).values()):
             if isinstance(own, GradScaler):
                 yield own
+
+
+def _update(digest: Any, value: Any) -> None:
+    """Add a value of a state_dict to a digest, whatever it shares with others in memory."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            digest.update(repr(key).encode())
+            _update(digest, each)
+    elif isinstance(value, (list, tuple)):
+        digest.update(f"{len(value)} parts".encode())
+        for each in value:
+            _update(digest, each)
+    elif isinstance(value, Tensor):
+        flat = _local(value).cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
+    else:
+        digest.update(repr(value).encode())
 
 
 def _local(tensor: Tensor) -> Tensor:

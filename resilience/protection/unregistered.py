@@ -35,8 +35,9 @@ _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdli
 class StateWatch:
     """The variables of one program; `known` is what protect was given."""
 
-    def __init__(self, known: Iterable[object], ignore: Collection[str]) -> None:
+    def __init__(self, known: Collection[object], ignore: Collection[str]) -> None:
         self._known: set[int] = set()
+        self._modules = [each for root in known for each in _modules(root)]
         self.know(known)
         self._ignore = ignore
         self._num_looks = 0
@@ -68,6 +69,11 @@ class StateWatch:
             for name, value in _variables(frame).items()
             if name not in assigned and name not in self._ignore and not name.startswith("__")
         }
+        for module in self._modules:
+            for name, value in _attributes(module).items():
+                if name not in self._ignore:
+                    key = f"{name} of a {type(module).__name__}"
+                    now[key] = (now.get(key), self._trace(value, 1))
         before, self._before = self._before, now
         if before is not None:
             changed = (name for name in before if name in now and now[name] != before[name])
@@ -115,6 +121,19 @@ class StateWatch:
             found = getattr(value, "__dict__", {})
             return {name: self._trace(each, depth) for name, each in found.items()}
         return None
+
+
+def _modules(root: object) -> Iterator[nn.Module]:
+    """Yield the modules whose classes are the program's own."""
+    for each in root.modules() if isinstance(root, nn.Module) else ():
+        own = sys.modules.get(type(each).__module__)
+        if own is not None and not _is_installed(getattr(own, "__file__", None) or ""):
+            yield each
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    found = vars(module).items()
+    return {name: each for name, each in found if name[0] != "_" and name != "training"}
 
 
 def _variables(frame: FrameType) -> dict[str, Any]:

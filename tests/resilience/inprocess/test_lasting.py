@@ -190,7 +190,7 @@ def test_collectives_that_torch_waits_for_beyond_python_are_waited_for_in_it() -
 
 
 def test_notes_are_told_by_the_first_rank_of_a_group_or_by_their_owner() -> None:
-    assert lasting._is_told_by("2,3/1", 2)
-    assert not lasting._is_told_by("2,3/1", 3)
-    assert lasting._is_told_by("2,3/1/3", 3)
+    assert lasting._is_told_by("2,3/0/1", 2)
+    assert not lasting._is_told_by("2,3/0/1", 3)
+    assert lasting._is_told_by("2,3/0/1/3", 3)
     assert json.loads(SetUp().write_notes()) == {}

@@ -63,5 +63,5 @@ def test_run_ends_where_ranks_have_loaded_different_checkpoints() -> None:
 
 
 def test_run_ends_where_no_rank_of_the_first_set_up_has_a_shard() -> None:
-    with pytest.raises(StateLostError, match="no rank of the first set-up is left"):
+    with pytest.raises(StateLostError, match="first set-up that holds shard 0 is left; start"):
         plan_first_state(TWO_COPIES, [True, False, True, False])

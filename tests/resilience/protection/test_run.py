@@ -226,3 +226,15 @@ def test_forward_in_training_mode_behind_the_update_is_refused_where_ranks_share
 
     with pytest.raises(StateError, match="a forward in training mode after"):
         take_step(run, lambda: (optimizer.step(), model(torch.ones(3, 2))))
+    between, model, _ = make_run()
+    between._binding.shares_buffers = True
+    with pytest.raises(StateError, match="or between steps changes buffers on each rank"):
+        list(map(model, between.steps([torch.ones(3, 2)], until=2)))
+
+
+def test_parameter_that_is_written_before_the_update_is_refused() -> None:
+    """Where the step is run again it would be written twice."""
+    run, model, _ = make_run()
+
+    with pytest.raises(StateError, match="a parameter was written between the begin of the step"):
+        take_step(run, lambda: nn.init.zeros_(model[0].weight))  # type: ignore[index, arg-type]

@@ -94,6 +94,26 @@ def test_state_that_was_not_given_is_named_once(
     assert capsys.readouterr().err == ""
 
 
+class Counting(nn.Linear):
+    calls = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(inputs)
+
+
+def test_attribute_of_a_module_that_a_forward_changes_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = Counting(2, 1)
+    run = resilience.protect(model, SGD(model.parameters(), lr=0.1))
+    for _ in run.steps([1], until=6):
+        with run.step():
+            model(torch.ones(1, 2)).sum().backward()
+
+    assert "protect was not given calls of a Counting: a step" in capsys.readouterr().err
+
+
 def test_what_a_step_makes_anew_and_what_was_given_is_not_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

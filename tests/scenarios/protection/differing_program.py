@@ -13,13 +13,27 @@ import resilience
 WAY = os.environ["WAY"]
 
 
+class Meter:
+    """State of a user's own."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.value = state["value"]
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     is_odd = dist.get_rank() == 1
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    run = resilience.protect(model, optimizer)
+    meter = Meter(is_odd if WAY == "also" else 0)
+    run = resilience.protect(model, optimizer, also=[meter])
     if WAY == "protected twice":
         resilience.protect(nn.Linear(2, 1), [])
     run.every(3 if WAY == "functions" and is_odd else 2, lambda step: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -64,6 +65,7 @@ def test_program_survives_a_stopped_process(protect: Protect, place: str) -> Non
     ("way", "words"),
     [
         ("caught", "in step 3 of 8, epoch 0, batch 3, with"),
+        pytest.param("also", "with Meter ", marks=pytest.mark.slow),
         pytest.param("epochs", "in step 3 of 8, epoch ", marks=pytest.mark.slow),
         pytest.param("until", "in step 0 of ", marks=pytest.mark.slow),
         pytest.param("stop", "epoch 0, batch 3, with", marks=pytest.mark.slow),
@@ -82,6 +84,7 @@ def test_rank_that_does_something_else_ends_the_run_with_its_words(
 
     assert run.wait() == 1, run.show()
     assert words in run.text(), run.show()
+    assert re.search(r"this rank is at .*, and rank [01] at|different|second time", run.text())
     assert "was left at step" not in run.text(), "an error ended the loop"
     assert {each.generation for each in run.events() if each.event == "generation_opened"} == {0}
     run.assert_nothing_left()
