@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -32,10 +32,15 @@ from resilience.inprocess.handles import WorkerHandles
 from resilience.inprocess.lasting import bind_groups, current_set_up, end_set_up
 from resilience.inprocess.set_up import PAST_SET_UP, teller_of_notes, write_notes
 from resilience.protection.drill import open_injector
+from resilience.protection.first_state import (
+    RankProgress,
+    find_done,
+    find_first_step,
+    plan_first_state,
+)
 from resilience.protection.models import Binding
 from resilience.protection.state import ProtectedState, Snapshot
 from resilience.script import rank_info
-from resilience.state.layout import Layout
 from resilience.state.move import run_transfers
 from resilience.state.report import SHARDS, Report
 from resilience.state.transfer_buffer import TransferBuffer
@@ -43,16 +48,6 @@ from resilience.state.transfer_buffer import TransferBuffer
 _FATAL = (StateError, StateLostError)
 _taking: Recovering | None = None
 """What takes the steps of a run in this process already."""
-
-
-class RankProgress(NamedTuple):
-    """How far a rank is."""
-
-    is_new: bool
-    """Its set-up was replayed: it has no state yet."""
-    step: int
-    done: int
-    first: int
 
 
 class RetryStep(BaseException):
@@ -183,6 +178,8 @@ class Recovering:
         self.done = self._first = 0
         self._layout_rank: int | None = None
         self._told: list[RankProgress] = []
+        self._has_ended = False
+        """An error of this rank has ended the run."""
         set_up = current_set_up()
         self._is_new = set_up is not None and set_up.is_replay
         longest_s, self._notes = _end_set_up()
@@ -232,7 +229,9 @@ class Recovering:
                 self._session.stop(self._members, error)
             try:
                 self._enter(opening or self._session.wait_open())
-            except Exception as problem:  # a hook, a group or the layout may fail in any way
+            except Exception as problem:  # a group or the layout may fail in any way
+                if not hasattr(self, "_members"):
+                    raise
                 if self._session.ends_run(problem, self._members) and self._session.finish(
                     self._members, problem
                 ):
@@ -406,12 +405,13 @@ class Recovering:
 
     def fail(self, error: BaseException) -> bool:
         """Note the fault of a step; returns whether it ends the run instead."""
-        if isinstance(error, RetryStep):
-            return False
+        if isinstance(error, RetryStep) or self._has_ended:
+            return self._has_ended
         if isinstance(error, (KeyboardInterrupt, SystemExit)) and not self._members.is_current():
             return True  # the process ends, and is replaced
         if self._session.ends_run(error, self._members):
             if self._session.finish(self._members, error):
+                self._has_ended = True
                 return True
             error = BrokenError("another rank failed after this one had ended the run")
         self._error = error
@@ -450,47 +450,3 @@ def refuse_second() -> None:
         error = StateError("protect a second time in this process; protect all models at once")
         _taking.fail(error)
         raise error
-
-
-def find_done(told: Sequence[RankProgress]) -> tuple[int, int]:
-    """Return the newest step, and the last whose functions have ended on all ranks. Pure."""
-    at = max(-1 if each.is_new else each.step for each in told)
-    # Of a process that is lost it is not known whether it has ended its functions.
-    return at, min(each.done if each.step == at and not each.is_new else -1 for each in told)
-
-
-def find_first_step(told: Sequence[RankProgress]) -> int:
-    """Return the step that a run begins with.
-
-    A rank whose set-up was replayed may have found a newer checkpoint than the others did. Raises
-    StateError where the others differ. Pure.
-    """
-    found = {each.first for each in told if not each.is_new}
-    if len(found) > 1:
-        raise StateError(
-            f"ranks begin with different steps: {', '.join(map(str, sorted(found)))}; have all "
-            "ranks load one checkpoint with run.load_state_dict()"
-        )
-    if not found:
-        raise StateLostError("no rank of the first set-up is left; start the run again")
-    return found.pop()
-
-
-def plan_first_state(layout: Layout, is_new: Sequence[bool]) -> list[tuple[int, int, bool]]:
-    """Return transfers (source, target, is_same_node) to the ranks whose set-up was replayed.
-
-    Raises StateLostError where no rank of the first set-up has a shard. Pure.
-    """
-    sources: dict[str, int] = {}
-    for rank in range(layout.world_size):
-        if not is_new[rank]:
-            sources.setdefault(layout.seat(rank).shard, rank)
-    found = []
-    for target in (rank for rank in range(layout.world_size) if is_new[rank]):
-        seat = layout.seat(target)
-        if seat.shard not in sources:
-            name = f" that holds shard {seat.shard}" if seat.shard else ""
-            raise StateLostError(f"no rank of the first set-up{name} is left; start the run again")
-        source = sources[seat.shard]
-        found.append((source, target, layout.seat(source).node == seat.node))
-    return found

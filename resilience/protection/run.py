@@ -277,23 +277,32 @@ class Run:
         engine.keep("functions", self.state.snapshot())
         engine.mark(Activity.NOWHERE)
         self._seed_at("functions", step)
-        modes = self.state.read_modes()
         self._place = _Place.FUNCTIONS
         try:
-            for function in due:
-                function(step)
-            self._binding.share_buffers()  # a forward may have changed each rank's own
-            engine.meet_at(self._describe("the end of the functions of run.every()"))
+            self._run_functions(due, step)
         except Exception as error:
+            self._place = _Place.AFTER
             if engine.fail(error):
                 raise
-            return False
-        finally:
             self._place = _Place.BETWEEN
-        # An evaluation leaves the model in eval(): a program sets train() before each epoch.
-        self.state.write_modes(modes)
+            return False
+        self._place = _Place.BETWEEN
         engine.note_done(step)
         return True
+
+    def _run_functions(self, due: Sequence[Callable[[int], object]], step: int) -> None:
+        modes, num_writes = self.state.read_modes(), self.state.count_writes()
+        for function in due:
+            function(step)
+        if self.state.count_writes() != num_writes:
+            raise StateError(
+                "a function of run.every() has written a parameter, and would again where it is "
+                "called again; write parameters in the step, after optimizer.step()"
+            )
+        # An evaluation leaves the model in eval(): a program sets train() before each epoch.
+        self.state.write_modes(modes)
+        self._binding.share_buffers()  # a forward may have changed each rank's own
+        self._engine.meet_at(self._describe("the end of the functions of run.every()"))
 
     # ---- a step
 
@@ -306,7 +315,7 @@ class Run:
         cursor = self.state.cursor
         words = [f"{call} in step {self.index} of {self._until}"]
         words += ["the last by run.stop()"] if cursor.get("is_last") else []
-        words += [f"epoch {cursor['epoch']}", f"batch {cursor['position']}"]
+        words += [f"epoch {cursor.get('epoch')}", f"batch {cursor.get('position')}"]
         every = ", ".join(str(number) for number, _ in self._functions)
         words += [f"with functions every {every} steps"] if every else []
         words += [f"with {self._also}"] if self._also else []
@@ -410,6 +419,8 @@ class Run:
             self._is_checked = True
 
     def _check_collective(self, name: str) -> None:
+        if self._place is _Place.UNWOUND:
+            raise RetryStep  # the other ranks have left the step
         if self._update is not None:
             raise StateError(
                 f"{name} between optimizer.step() and the end of the step, where a rank may be "

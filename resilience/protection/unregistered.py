@@ -14,6 +14,7 @@ import random
 import sys
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -56,7 +57,13 @@ class StateWatch:
         """Compare the variables with those of the step before; names what changes once."""
         self._num_looks += 1
         if self._num_looks > NUM_STEPS:
+            self._before = None
             return
+        # What is looked at may change meanwhile, or not be for looking at; the run goes on.
+        with suppress(Exception):
+            self._look(frame)
+
+    def _look(self, frame: FrameType | None) -> None:
         while frame is not None and _is_installed(frame.f_code.co_filename):
             frame = frame.f_back  # such as a bar that shows the progress of the loop
         assigned = (

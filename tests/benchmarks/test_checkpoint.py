@@ -67,15 +67,6 @@ def test_our_door_is_held_against_the_minimal_daemon():
     assert held == [False, True]
 
 
-def test_table_leaves_out_what_was_not_measured():
-    laps = {"clone": [0.1], "blocked": [0.2], "own RAM": [0.2]}
-
-    line = figures.format_table({"torch.save": laps}, {"torch.save": "torch.save"})[-1]
-
-    assert line.count("|") == 10
-    assert line.startswith("| torch.save | 1 | 0.100 | 0.200 (2 x) | 0.200 (2 x) |  |")
-
-
 def test_state_has_the_size_that_was_asked_for_and_is_another_one_in_each_rank(tmp_path):
     plan = small_plan(tmp_path)
 

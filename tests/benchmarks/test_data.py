@@ -74,16 +74,6 @@ def test_one_file_more_is_too_many():
     assert bars["MiB more of files in the end"].is_held
 
 
-def test_table_has_a_line_for_each_figure_and_a_word_for_what_is_missing():
-    row = figures.Measured({figures.OURS: [1.0, 2.0]}, {figures.STATEFUL_0: "left out: why"})
-
-    lines = figures.format_table({figures.READ: row})
-
-    assert len(lines) == 2 + len(figures.FIGURES[figures.READ])
-    assert "| read | ours | 2 | 1.5 us | 1 to 2 |" in lines
-    assert f"| read | {figures.STATEFUL_0} | 0 | left out: why |  |" in lines
-
-
 def test_plan_passes_a_command_line(tmp_path):
     plan = Plan(
         folder=tmp_path,

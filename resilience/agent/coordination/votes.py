@@ -143,13 +143,15 @@ def find_given(state: State, *, is_late: bool) -> set[int]:
     if ended == empty:
         return empty
     here = {node for node in state.nodes if node is not None}
-    return empty if find_held(state, here) >= _find_shards(state) else ended
+    return empty if find_held(state, here) >= find_shards(state) else ended
 
 
-def _find_shards(generation: Membership) -> set[str]:
+def find_shards(generation: Membership) -> set[str]:
     """Return the shards of a copy: as the ranks' program says, else as the layout does."""
     told = max((int(each.rest.get(SHARDS, 0)) for each in generation.reports.values()), default=0)
-    return {str(each) for each in range(told)} if told > 1 else {*generation.members.shards}
+    if told == 1:
+        return {""}
+    return {str(each) for each in range(told)} or {*generation.members.shards}
 
 
 def find_held(generation: Membership, nodes: Collection[str]) -> set[str]:

@@ -232,6 +232,14 @@ def test_forward_in_training_mode_behind_the_update_is_refused_where_ranks_share
         list(map(model, between.steps([torch.ones(3, 2)], until=2)))
 
 
+def test_function_between_steps_that_writes_a_parameter_is_refused() -> None:
+    run, model, _ = make_run()
+    run.every(1, lambda step: nn.init.zeros_(model[0].weight))  # type: ignore[index, arg-type]
+
+    with pytest.raises(StateError, match="has written a parameter, and would again"):
+        take_step(run, lambda: None)
+
+
 def test_parameter_that_is_written_before_the_update_is_refused() -> None:
     """Where the step is run again it would be written twice."""
     run, model, _ = make_run()

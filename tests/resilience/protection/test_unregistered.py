@@ -118,6 +118,8 @@ def test_what_a_step_makes_anew_and_what_was_given_is_not_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = make_run()
+    with torch.inference_mode():
+        odd = torch.ones(1)  # counts no writes
     model, loader = run.state._modules["model"], torch.utils.data.DataLoader(range(4))  # type: ignore[arg-type, var-annotated]
     for batch in run.steps(loader, until=6):
         with run.step():
@@ -128,6 +130,7 @@ def test_what_a_step_makes_anew_and_what_was_given_is_not_named(
                 each + 1
             run._optimizers[0].step()
 
+    assert odd.is_inference()
     assert capsys.readouterr().err == ""
 
 

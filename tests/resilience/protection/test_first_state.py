@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from resilience.errors import StateError, StateLostError
-from resilience.protection.engine import RankProgress, find_done, find_first_step, plan_first_state
+from resilience.protection.first_state import RankProgress as Rank
+from resilience.protection.first_state import find_done, find_first_step, plan_first_state
 from resilience.state.layout import Layout
 
 TWO_COPIES = Layout(nodes=("a", "b"), num_local_ranks=2, num_shards=2, is_sharded=True)
@@ -27,26 +28,26 @@ def test_new_processes_are_given_the_state_of_the_first_rank_that_has_their_shar
     assert plan_first_state(layout, [rank in new for rank in range(4)]) == transfers
 
 
-def begun(first: int, step: int = 0, done: int = 0) -> RankProgress:
-    return RankProgress(is_new=False, step=step, done=done, first=first)
+def begun(first: int, step: int = 0, done: int = 0) -> Rank:
+    return Rank(is_new=False, step=step, done=done, first=first)
 
 
-def late(first: int) -> RankProgress:
-    return RankProgress(is_new=True, step=0, done=first, first=first)
+def late(first: int) -> Rank:
+    return Rank(is_new=True, step=0, done=first, first=first)
 
 
 @pytest.mark.parametrize(
     ("told", "found"),
     [
         pytest.param([begun(0, 5, 5), begun(0, 5, 5)], (5, 5), id="all"),
-        pytest.param([begun(0, 5, 5), begun(0, 5, 3)], (5, 3), id="one-not"),
-        pytest.param([begun(0, 5, 5), begun(0, 4, 4)], (5, -1), id="behind"),
-        pytest.param([begun(0, 5, 5), late(0)], (5, -1), id="lost"),
-        pytest.param([begun(0, 0, 0), late(9)], (0, -1), id="lost-at-first"),
+        pytest.param([begun(0, 5, 5), begun(0, 5, 3)], (5, 5), id="one-ended"),
+        pytest.param([begun(0, 5, 3), begun(0, 4, 4)], (5, 3), id="none-ended"),
+        pytest.param([begun(0, 5, 5), late(0)], (5, 5), id="lost"),
+        pytest.param([begun(4, 4, 0), late(9)], (4, 4), id="at-a-checkpoint"),
     ],
 )
-def test_functions_are_called_again_unless_all_ranks_have_ended_them(
-    told: list[RankProgress], found: tuple[int, int]
+def test_functions_are_called_again_unless_a_rank_has_ended_them_which_all_have_then(
+    told: list[Rank], found: tuple[int, int]
 ) -> None:
     assert find_done(told) == found
 
