@@ -46,6 +46,7 @@ from launcher.support import check_runnable, check_trainer_installed, printed_no
 from launcher.templates import read_templates
 from launcher.versions.folder import find_kept_sum
 from launcher.versions.resolved import freeze_config, own_overrides
+from resilience.signals import STOP_SIGNALS, delayed_signals
 
 
 def launch(
@@ -79,16 +80,19 @@ def launch(
     given = _given_dir(request.beside.run.dir, sweep_number)
     if intent.takes_over and claim is not None:
         check_take_over(job, choose_run_dir(given, job.name, start))
-    run_dir = write_run_dir(given, job.name, start, files, claim)
-    _print_written(request, run_dir, files)
-    # It was off until here: a run may go on for weeks.
-    gc.enable()
-    is_alone = sweep_number is None and chosen == frozen.name
-    if is_alone and (note := _changed_recipe(frozen, folders)):
-        sys.stderr.write(f"note: {note}\n")
-    if action in ("run", "submit"):
-        run = RunFolder(path=run_dir, job=job)
-        return start_run(run, is_detached=request.beside.run.detach)
+    is_detached = request.beside.run.detach
+    # Once it has a folder, a run that waits for its nodes ends in order.
+    ends_in_order = action == "run" and not is_detached
+    with delayed_signals(*(STOP_SIGNALS if ends_in_order else ())):
+        run_dir = write_run_dir(given, job.name, start, files, claim)
+        _print_written(request, run_dir, files)
+        # It was off until here: a run may go on for weeks.
+        gc.enable()
+        is_alone = sweep_number is None and chosen == frozen.name
+        if is_alone and (note := _changed_recipe(frozen, folders)):
+            sys.stderr.write(f"note: {note}\n")
+        if action in ("run", "submit"):
+            return start_run(RunFolder(path=run_dir, job=job), is_detached=is_detached)
     return 0
 
 

@@ -7,6 +7,9 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask a process to end."""
+
 
 @contextmanager
 def caught_signals(*numbers: int) -> Iterator[int]:
@@ -25,7 +28,19 @@ def caught_signals(*numbers: int) -> Iterator[int]:
             # Nothing is left to do: the file has the number already.
             before_it = signal.signal(number, lambda number, frame: None)
             stack.callback(signal.signal, number, before_it)
+        # Those that came before wait: an agent starts a daemon so, and see `delayed_signals`.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
         yield reader
+
+
+@contextmanager
+def delayed_signals(*numbers: int) -> Iterator[None]:
+    """Delay these signals to the end of the block, or until `caught_signals`; main thread only."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 def read_signals(file: int) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ from launcher.report.account import Account, account_of
 from launcher.rundir import EVENTS_FILE, find_write_problem
 from resilience.events import EventLog, EventLogError
 from resilience.node_config import UNSTORED_STATUS
-from resilience.signals import caught_signals, read_signals
+from resilience.signals import STOP_SIGNALS, caught_signals, read_signals
 
 GRACE_S = 25.0
 """How long a node may take to end after SIGTERM.
@@ -51,7 +51,6 @@ KILLED_STATUS_MIN = 128
 LEFT_STATUS = KILLED_STATUS_MIN + signal.SIGTERM
 """That of a node that was asked to leave."""
 _SIGKILL_STATUS = KILLED_STATUS_MIN + signal.SIGKILL
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SCALE_SIGNAL = signal.SIGUSR1
 """Somebody has written how many nodes the run is to have."""
 
@@ -209,7 +208,7 @@ def run_nodes(
     log = run_dir / EVENTS_FILE
     with (
         # From here on a signal ends the run in order, and its end is on record.
-        caught_signals(*_SIGNALS, SCALE_SIGNAL) as signals,
+        caught_signals(*STOP_SIGNALS, SCALE_SIGNAL) as signals,
         held_lock(run_dir, nodes.run_id),
         EventLog(log, node=LAUNCHER_NODE, rank=None, generation=newest_generation(log)) as events,
         ExitStack() as stack,
@@ -457,7 +456,7 @@ class _Watch:
         numbers = read_signals(self.signals)
         return Happened(
             ended={name: self.nodes.collect(name, self.selector) for name in names},
-            signals=tuple(number for number in numbers if number in _SIGNALS),
+            signals=tuple(number for number in numbers if number in STOP_SIGNALS),
             is_scaled=SCALE_SIGNAL in numbers,
             is_late=time.monotonic() >= self.deadline_s,
         )

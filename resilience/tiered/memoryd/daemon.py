@@ -91,8 +91,6 @@ def run_daemon(options: MemorydOptions) -> int:
     """
     with ExitStack() as stack:
         signals = stack.enter_context(caught_signals(*END_SIGNALS))
-        # Those that came before wait: an agent starts the daemon so.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
         arena = Arena(options.folder, options.budget_bytes)
         is_removed = options.remove_on_exit
         stack.callback(lambda: arena.remove() if is_removed else arena.close())

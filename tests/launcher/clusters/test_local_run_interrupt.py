@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from io import StringIO
 from pathlib import Path
 
-from rich.console import Console
+import pytest
 
-from launcher.clusters.local_run import run_nodes
+from launcher import app
+from launcher.__main__ import main
 from resilience.events import read_events
-from tests.launcher.local_job import write_run
 
 
-class InterruptedConsole(Console):
-    """A console whose user presses Ctrl-C as soon as it is used."""
+def test_interrupt_once_the_files_are_written_is_the_end_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(app, "_print_written", lambda *_: signal.raise_signal(signal.SIGINT))
 
-    num_presses = 0
+    status = main(["recipe=llama/llama3_tiny_pretrain", "action=run", "run.dir=run"])
 
-    @property
-    def is_terminal(self) -> bool:
-        if self.num_presses:
-            self.num_presses -= 1
-            os.kill(os.getpid(), signal.SIGINT)
-        return False
-
-
-def test_interrupt_before_the_first_node_is_the_end_on_record(tmp_path: Path) -> None:
-    job = write_run(tmp_path, "sleep 600", "sleep 600")
-
-    console = InterruptedConsole(file=StringIO())
-    console.num_presses = 1
-
-    status = run_nodes(job, tmp_path, console, 5.0)
-
-    last = read_events(tmp_path / "events.jsonl")[-1]
+    last = read_events(tmp_path / "run/events.jsonl")[-1]
     assert (status, last.event) == (130, "run_finished")
     assert last.fields == {"exit_status": 130, "reason": "stopped by SIGINT"}
+    assert "stopped by SIGINT" in capsys.readouterr().out
