@@ -155,6 +155,8 @@ def find_end(state: State) -> End | None:
 
 # ---- where the state lies
 
+UNTOLD = "; no rank told of a saved state: a start begins at what its program loads, or at step 0"
+
 
 def can_save(generation: Membership) -> bool:
     """Return whether some rank holds a state, and a program that saves what it holds."""
@@ -165,10 +167,11 @@ def can_save(generation: Membership) -> bool:
 
 
 def say_where(state: State) -> str:
-    """Return where the newest state lies that ranks have told of; empty where none has."""
+    """Return where the newest state lies that ranks have told of; empty before the run begins."""
     saved = find_saved(state)
     if saved is None:
-        return ""
+        is_told = state.options.recovers and state.opened >= 0
+        return UNTOLD if is_told else ""
     if not saved.place:
         return "; no state is saved, so a start begins at step 0"
     return f"; the newest state known to be saved is that of step {saved.step} in {saved.place}"

@@ -109,7 +109,9 @@ def _missing(state: State) -> str:
     lost = [name for name, node in zip(state.members.nodes, state.nodes, strict=True) if not node]
     if lost:
         advice = (
-            "set resilience.checkpointless.standby_nodes" if options.recovers else "start it again"
+            "set resilience.checkpointless.standby_nodes (--standby-nodes)"
+            if options.recovers
+            else "start it again"
         )
         return f"no node took the place of lost {', '.join(lost)} within {waited_s:g} s; {advice}"
     if state.stage == Stage.AGREEING:

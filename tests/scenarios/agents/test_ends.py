@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from resilience.agent.coordination.counters import UNTOLD
 from tests.cases import slow
 from tests.resilience.agent.conftest import Undisturbed
 from tests.resilience.agent.runs import ROOT, Run, fault, plan
@@ -30,7 +31,7 @@ def test_block_that_fails_again_and_again_ends_the_run(run: Run) -> None:
     assert text.splitlines()[-1] == (
         "resilience.agent n0: the run ends with exit status 75: 3 faults without a committed step "
         "between them, allowed are 2 (restarts_without_progress_max); mend what comes back at "
-        "once; the last fault: rank 1: ValueError: a planned fault"
+        f"once; the last fault: rank 1: ValueError: a planned fault{UNTOLD}"
     )
     assert [each.event for each in run.events()][-1] == "gave_up"
     run.assert_nothing_left()
@@ -274,12 +275,6 @@ def test_log_folder_that_fails_later_does_no_harm(run: Run, undisturbed: Undistu
             "cannot import 'json.no_such_module' of --preload",
             id="preload",
         ),
-        pytest.param(
-            ("--rdzv-endpoint", "203.0.113.1:9", "--join-deadline-s", "1"),
-            "no rendezvous at --rdzv-endpoint 203.0.113.1:9",
-            id="endpoint",
-            marks=pytest.mark.slow,
-        ),
     ],
 )
 def test_agent_that_cannot_start_says_why_in_a_line(
@@ -289,10 +284,8 @@ def test_agent_that_cannot_start_says_why_in_a_line(
     run.start("n0", *RANKS, *options)
 
     assert run.wait() == 1, run.show()
-    *notes, line = [each for each in run.text().splitlines() if each.startswith("resilience.agent")]
+    (line,) = [each for each in run.text().splitlines() if each.startswith("resilience.agent")]
     assert words in line
-    # An address for documentation may answer, by a network's own proxy.
-    assert all(" 203.0.113.1:9: " in each for each in notes)
     assert "Traceback" not in run.text()
     run.assert_nothing_left()
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from resilience.agent.coordination.coordinator import decide, next_deadline_s
+from resilience.agent.coordination.counters import UNTOLD
 from resilience.agent.coordination.events import (
     Action,
     Event,
@@ -296,7 +297,7 @@ def test_without_a_standby_the_run_says_what_to_do() -> None:
         End(
             status=GAVE_UP_STATUS,
             reason="no node took the place of lost n1 within 135 s; "
-            "set resilience.checkpointless.standby_nodes",
+            f"set resilience.checkpointless.standby_nodes (--standby-nodes){UNTOLD}",
         )
     ]
 
@@ -306,7 +307,8 @@ def test_rank_that_never_reports_ends_the_run() -> None:
 
     _, actions = play(state, Tick(), now_s=135.0)
 
-    assert ends(actions)[0].reason == "ranks [1] neither stopped nor were replaced within 135 s"
+    end, *_ = ends(actions)
+    assert end.reason == f"ranks [1] neither stopped nor were replaced within 135 s{UNTOLD}"
 
 
 @pytest.mark.parametrize(("is_dead", "opens"), [(True, True), (False, False)])
@@ -325,7 +327,7 @@ def test_standby_alone_goes_on_only_where_the_members_have_ended(
         _, actions = play(state, Tick(), now_s=1200.0)
         assert ends(actions)[0].reason == (
             "of the members of generation 0 none came and n0 did not within 1200 s; they may go on "
-            "elsewhere"
+            f"elsewhere{UNTOLD}"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from resilience.agent.coordination.coordinator import decide, take_over
+from resilience.agent.coordination.counters import UNTOLD
 from resilience.agent.coordination.events import (
     Action,
     Claimed,
@@ -386,7 +387,7 @@ def test_program_that_cannot_save_is_not_asked_to() -> None:
     state, actions = give_up({})
 
     assert state.stage == Stage.ENDED
-    assert reason(actions) == WHY
+    assert reason(actions) == WHY + UNTOLD
 
 
 def test_nothing_is_saved_where_no_rank_holds_a_state() -> None:
@@ -406,17 +407,6 @@ def test_nothing_is_saved_where_no_rank_holds_a_state() -> None:
 
     assert state.stage == Stage.ENDED
     assert reason(actions).endswith(WHERE)
-
-
-def test_run_without_a_node_for_a_place_says_where_its_state_lies() -> None:
-    state, _ = play(running(), lost("n1"), *places(0, step=4, rest=TELLS))
-
-    _, actions = play(state, Tick(), now_s=135.0)
-
-    assert reason(actions) == (
-        "no node took the place of lost n1 within 135 s; "
-        "set resilience.checkpointless.standby_nodes" + WHERE
-    )
 
 
 def test_state_before_the_first_step_lies_nowhere() -> None:
