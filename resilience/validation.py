@@ -16,7 +16,9 @@ def first_problem(error: ValidationError, *, whole: str = "all of it") -> str:
     where = ".".join(map(str, first["loc"])) or whole
     has_value = first["type"] not in {"missing", "json_invalid"}
     value = f" {first['input']!r:.80}" if has_value else ""
-    return f"{where}{value}: {first['msg']}"
+    # A person calls no function here.
+    is_unknown = first["type"] == "unexpected_keyword_argument"
+    return f"{where}{value}: {'no field has this name' if is_unknown else first['msg']}"
 
 
 def list_some(texts: Sequence[str]) -> str:

@@ -42,7 +42,7 @@ def read_record(kind: type[T], data: object, name: str) -> T:
         adapter = _adapters.get(kind) or _adapters.setdefault(kind, TypeAdapter(kind))
         found: T = adapter.validate_python(data)
     except ValidationError as error:
-        raise ValueError(f"no {name}: {first_problem(error)}") from error
+        raise ValueError(f"the {name} cannot be read: {first_problem(error)}") from error
     return found
 
 

@@ -108,20 +108,20 @@ def test_stream_may_be_cut_anywhere(sent: list[Message], cuts: list[int]) -> Non
     ],
 )
 def test_whatever_is_no_message_is_refused(line: bytes) -> None:
-    with pytest.raises(ValueError, match=r"no |column|codec|Expecting"):
+    with pytest.raises(ValueError, match=r"no |be read|column|codec|Expecting"):
         LineReader().feed(line + b"\n")
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"more": 1}, "no Join: layout.more 1"),
-        ({"nodes": "ab"}, "no Join: layout.nodes 'ab'"),
-        ({"nodes": ["a", 1]}, "no Join: layout.nodes.1 1"),
-        ({"num_local_ranks": "2"}, "no Join: layout.num_local_ranks '2'"),
-        ({"num_shards": True}, "no Join: layout.num_shards True"),
-        ({"is_sharded": 1}, "no Join: layout.is_sharded 1"),
-        ({"num_shards": 3}, "no Join: layout .*: Value error, .* does not divide"),
+        ({"more": 1}, "the Join cannot be read: layout.more 1"),
+        ({"nodes": "ab"}, "the Join cannot be read: layout.nodes 'ab'"),
+        ({"nodes": ["a", 1]}, "the Join cannot be read: layout.nodes.1 1"),
+        ({"num_local_ranks": "2"}, "the Join cannot be read: layout.num_local_ranks '2'"),
+        ({"num_shards": True}, "the Join cannot be read: layout.num_shards True"),
+        ({"is_sharded": 1}, "the Join cannot be read: layout.is_sharded 1"),
+        ({"num_shards": 3}, "the Join cannot be read: layout .*: Value error, .* does not divide"),
     ],
 )
 def test_layout_that_is_none_is_refused(values: dict[str, Any], message: str) -> None:

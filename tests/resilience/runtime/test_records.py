@@ -16,7 +16,7 @@ def test_what_is_written_is_read_back() -> None:
 
 @pytest.mark.parametrize("step", ["1", True, -1, 1 << 63, float("inf"), None])
 def test_unknown_fields_and_other_values_are_refused(step: object) -> None:
-    with pytest.raises(ValueError, match=r"no step: step .*: Input should be"):
+    with pytest.raises(ValueError, match=r"the step cannot be read: step .*: Input should be"):
         read_record(StepAt, {"step": step, "generation": 0}, "step")
-    with pytest.raises(ValueError, match="no step: more 1: Unexpected"):
+    with pytest.raises(ValueError, match="the step cannot be read: more 1: no field has this name"):
         read_record(StepAt, {"step": 1, "generation": 0, "more": 1}, "step")

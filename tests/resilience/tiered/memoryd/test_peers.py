@@ -419,7 +419,7 @@ def test_who_does_not_introduce_itself_is_refused_and_not_remembered(tmp_path: P
             (hello(node="c", address=""), "none of the peers"),
             (hello(node="a", address="127.0.0.1:1"), "node 'a' is none of the peers"),
             (hello(node="c", address="nowhere"), "'nowhere' is not HOST:PORT"),
-            (hello(node="c", address=7), "no node: address 7"),
+            (hello(node="c", address=7), "the node cannot be read: address 7"),
         ):
             connection = connect(ports["a"])
             assert answer in ask(connection, message)["message"]
