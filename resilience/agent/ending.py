@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 
+from resilience.agent.connections.transport import NO_AGENT
 from resilience.agent.coordination.node import MembershipNode
 from resilience.agent.coordination.opening import lacks_nodes
 from resilience.agent.options import AgentOptions
@@ -45,6 +46,7 @@ class Ending:
         coordinator = options.coordinator
         self._options, self._began_s = options, time.monotonic()
         self._is_alone = coordinator.num_nodes + coordinator.num_standby_nodes == 1
+        self._is_surplus = False
         self._end_workers = end_workers
         self._kill_deadline_s = min(LAST_WORDS_S, coordinator.stop_deadline_s)
         self.end: End | None = None
@@ -127,15 +129,31 @@ class Ending:
             reason = "another agent is at work in --run-dir; give each run a folder of its own"
             self.finish(End(status=2, reason=reason))
         if membership.has_coordinator or self._part.generation >= 0:
+            self._note_surplus()
             return
         found, limit_s = membership.complaints, options.coordinator.join_deadline_s
-        if not any(found.get(each, NO_NAME).startswith(NO_NAME) for each in options.endpoints):
+        # Other nodes' agents may stand still; a run of one node has none.
+        passing = (NO_NAME,) if self._is_alone else (NO_NAME, NO_AGENT)
+        if not any(found.get(each, NO_NAME).startswith(passing) for each in options.endpoints):
             limit_s = options.coordinator.lease_s
         if now_s >= self._began_s + limit_s:
             texts = [f"{address}: {what}" for address, what in found.items()]
             advice = "; ".join(texts) or "start an agent on that host, or look for a firewall"
-            where = f"{','.join(options.endpoints)} within {limit_s:g} s"
+            where = f"{','.join(options.endpoints)} within {now_s - self._began_s:.0f} s"
             self.finish(End(status=1, reason=f"no rendezvous at --rdzv-endpoint {where}; {advice}"))
+
+    def _note_surplus(self) -> None:
+        """Say once that a run without standby nodes has no place for this node."""
+        layout = self._part.standing.layout
+        if self._is_surplus or layout is None or self._options.node in layout.nodes:
+            return
+        if not self._membership.sees(layout.nodes) or self._options.coordinator.num_standby_nodes:
+            return
+        self._is_surplus = True
+        self._say(
+            f"the run has all its nodes ({len(layout.nodes)}); this one waits to take the place of "
+            "a lost node"
+        )
 
     def _limit(self, deadline_s: float) -> None:
         self._limit_s = min(self._limit_s, time.monotonic() + deadline_s)

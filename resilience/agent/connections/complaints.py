@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from resilience.agent.connections.transport import NO_AGENT
 from resilience.arguments import NAMELESS_S, NO_NAME
 from resilience.runtime.door import AGENTS
 
@@ -9,24 +10,25 @@ OTHER_RUN = "an agent of another run is there; give each run an --rdzv-endpoint 
 
 
 class Complaints:
-    """Complaints about addresses whose door refuses this agent, or whose name stays unknown."""
+    """Complaints about addresses where no agent of the run answers, or whose name stays unknown."""
 
-    def __init__(self) -> None:
+    def __init__(self, lease_s: float) -> None:
+        self._patience_s = {NO_NAME: NAMELESS_S, NO_AGENT: lease_s}
+        """How long a reason that begins so has to last."""
         self.named: dict[str, str] = {}
         """Complaints so far, by address."""
-        self._nameless: dict[str, float] = {}
-        """Since when the name in an address has not resolved."""
+        self._since: dict[str, tuple[str, float]] = {}
+        """Which of these reasons an address has had last, and since when."""
 
     def judge(self, address: str | None, reason: str, now_s: float) -> str:
         """Return a complaint about the end of a connection, once an address; empty for none."""
         if address is None or address in self.named:
             return ""
-        if reason.startswith(NO_NAME):
-            is_apart = now_s - self._nameless.setdefault(address, now_s) >= NAMELESS_S
-        else:
-            self._nameless.pop(address, None)
-            is_apart = reason in (*AGENTS.lasting, OTHER_RUN)
-        if not is_apart:
+        kind = next(filter(reason.startswith, self._patience_s), "")
+        if self._since.get(address, ("",))[0] != kind:
+            self._since[address] = kind, now_s
+        is_late = kind and now_s - self._since[address][1] >= self._patience_s[kind]
+        if not is_late and reason not in (*AGENTS.lasting, OTHER_RUN):
             return ""
         self.named[address] = reason
         return f"{address}: {reason}"

@@ -21,10 +21,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from resilience.agent.connections.name_lookup import NameLookup, SocketAddress
-from resilience.agent.connections.transport import Arrival, Came, Gone, Heard, Reached
+from resilience.agent.connections.transport import NO_AGENT, Arrival, Came, Gone, Heard, Reached
 from resilience.arguments import NO_NAME
 from resilience.comm.messages import LINE_BYTES_MAX, LineReader, Message, StoreReply, encode
-from resilience.runtime.door import AGENTS
+from resilience.runtime.door import AGENTS, DoorError
 from resilience.runtime.server import Credentials, Passage, Server
 from resilience.runtime.tls import NOT_YET, Tls, explain_tls
 from resilience.runtime.wake import Wake
@@ -147,7 +147,8 @@ class TcpTransport:
                 # It was this process that stood still: what answers it may be on its way.
                 connection.deadline_s = max(connection.deadline_s, now_s + self._lease_s)
             if connection.deadline_s <= now_s:
-                self._lose(connection, "it does not answer")
+                silent = f"{NO_AGENT}: it accepts the connection and stays silent"
+                self._lose(connection, silent if connection.passage else "it does not answer")
         deadlines_s = [each.deadline_s for each in self._connections.values()]
         self._due_s = min([*deadlines_s, self._server.tick(now_s)])
         self._wake_for_inbox()
@@ -234,7 +235,9 @@ class TcpTransport:
             is_passed = passage.advance()
         except (OSError, ValueError) as error:
             connection.socket = passage.socket
-            self._lose(connection, _explain(error))
+            problem = _explain(error)
+            is_known = isinstance(error, DoorError)
+            self._lose(connection, problem if is_known else f"{NO_AGENT}: {problem}")
             return
         connection.socket = passage.socket
         if is_passed:

@@ -12,6 +12,9 @@ from typing import Protocol, TypeAlias
 
 from resilience.comm.messages import Message
 
+NO_AGENT = "a program there does not answer as an agent"
+"""How the reason begins where a connection was made and has not passed the other end's door."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Came:

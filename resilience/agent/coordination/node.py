@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from resilience.agent.connections.complaints import OTHER_RUN, Complaints
@@ -59,7 +59,7 @@ class MembershipNode:
         self._is_busy = self._is_closed = False
         self._told: set[int] = set()
         """Connections over which the end of the run was told."""
-        self._complaints = Complaints()
+        self._complaints = Complaints(view.lease_s)
         self._is_roster_due = False
         """Whether nodes have come or left since the last roster."""
         self._peers: dict[str, int] | None = None
@@ -77,6 +77,10 @@ class MembershipNode:
     def state(self) -> State | None:
         """Return the state of the coordinator here; None where another agent coordinates."""
         return self._state
+
+    def sees(self, nodes: Collection[str]) -> bool:
+        """Return whether the coordinator's last roster has all these nodes."""
+        return {name for name, _ in self._view.roster}.issuperset(nodes)
 
     @property
     def complaints(self) -> Mapping[str, str]:

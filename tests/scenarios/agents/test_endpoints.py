@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from resilience.agent.connections.transport import NO_AGENT
 from resilience.events import Event, read_events
 from tests.ports import free_ports
 from tests.resilience.agent.conftest import Undisturbed
@@ -75,6 +77,22 @@ def test_node_whose_address_is_gone_for_good_finds_the_run_by_another_ones(
     assert roles == {(0, "repaired"), (1, "kept")}
     assert not list(apart.folder.glob("of-*/generations/*")), "a record in a folder of one node"
     apart.assert_same(undisturbed(2, 6))
+
+
+def test_agent_beyond_the_nodes_of_a_run_says_so(run: Run) -> None:
+    run.start("n0", *JOB, variables=plan(fault("wait", "forward", 0, 2), NOTE=run.note))
+    run.wait_for_note()
+    run.start("n1", *JOB)
+    run.wait_for(lambda _: "the run has all its nodes (1); this one waits" in run.text("n1"))
+
+
+def test_endpoint_of_another_program_ends_a_run_of_one_node(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", run.port)):
+        run.start("n0", *JOB)
+        assert run.wait() == 1, run.show()
+    reason = f"127.0.0.1:{run.port}: {NO_AGENT}: it accepts the connection and stays silent"
+    assert f"resilience.agent n0: {reason}" in run.text().splitlines()
+    assert run.text().endswith(f" s; {reason}\n")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from resilience.agent.connections.transport import Arrival, Gone
+from resilience.agent.connections.transport import NO_AGENT, Arrival, Gone
 from resilience.agent.coordination.events import NodeEnded
 from resilience.agent.coordination.membership import Stage
 from resilience.agent.coordination.node import EVIDENCE_EVERY_S
@@ -85,8 +85,9 @@ def test_agents_with_another_token_are_named_once_and_do_not_begin() -> None:
     assert warnings == [f"{one} says {other}:1: {refused}" for one, other in pairs]
 
 
-def test_name_that_does_not_resolve_for_a_minute_is_told_once(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("kind", "patience_s"), [(NO_NAME, NAMELESS_S), (NO_AGENT, LEASE_S)])
+def test_address_without_an_agent_for_some_time_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, kind: str, patience_s: float
 ) -> None:
     """Pods get their names when they start: a shorter time is usual."""
     receive = SimulatedTransport.receive
@@ -94,7 +95,7 @@ def test_name_that_does_not_resolve_for_a_minute_is_told_once(
     def receive_nameless(transport: SimulatedTransport) -> list[Arrival]:
         """Let a name not resolve, in the place of an address without a listener."""
         return [
-            replace(each, reason=f"{NO_NAME}: unknown") if isinstance(each, Gone) else each
+            replace(each, reason=f"{kind}: unknown") if isinstance(each, Gone) else each
             for each in receive(transport)
         ]
 
@@ -106,13 +107,13 @@ def test_name_that_does_not_resolve_for_a_minute_is_told_once(
         return sorted(
             f"{name} says {note.fields['text']}"
             for _, name, _, note in world.notes
-            if note.event == "warning" and NO_NAME in note.fields["text"]
+            if note.event == "warning" and kind in note.fields["text"]
         )
 
-    world.run(NAMELESS_S - 5)
+    world.run(0.9 * patience_s)
     assert told() == []
-    world.run(2 * NAMELESS_S)
-    assert told() == ["n0 says n2:1: its name does not resolve: unknown"], "by the one that asks"
+    world.run(2 * patience_s)
+    assert told() == [f"n0 says n2:1: {kind}: unknown"], "by the one that asks"
 
 
 @pytest.mark.parametrize(("size", "num_silent", "leases"), [((5, 1), 1, 1), ((5, 2), 2, 3)])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from resilience.agent.connections.transport import Gone
+from resilience.agent.connections.transport import NO_AGENT, Gone
 from resilience.runtime.door import AGENTS, SPEAKS_PLAIN, SPEAKS_TLS
 from tests.ports import free_ports
 from tests.resilience.tiered.cluster import Wire
@@ -77,5 +77,5 @@ def test_a_bit_that_flips_on_its_way_is_no_other_end_without_tls(
 
     (gone,) = a.arrived
     assert isinstance(gone, Gone)
-    assert gone.reason.startswith("TLS has failed: ")
+    assert gone.reason.startswith("TLS has failed: " if is_met else f"{NO_AGENT}: TLS has failed: ")
     assert gone.reason.endswith("bad record mac")

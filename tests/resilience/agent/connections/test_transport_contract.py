@@ -173,7 +173,9 @@ def test_an_address_that_does_not_answer_is_gone_in_time(hasty_world: World) -> 
     b_of_a = a.transport.connect(b.transport.address)
     hasty_world.settle(lambda: bool(a.kinds(silent)))
 
-    assert a.arrived == [Reached(peer=b_of_a), Gone(peer=silent, reason="it does not answer")]
+    assert a.arrived[0] == Reached(peer=b_of_a)
+    assert isinstance(a.arrived[1], Gone)
+    assert "does not answer" in a.arrived[1].reason
 
 
 def test_a_long_message_arrives_whole_and_holds_nobody_up(world: World) -> None:
