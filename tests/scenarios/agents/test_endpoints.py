@@ -93,6 +93,7 @@ def test_endpoint_of_another_program_ends_a_run_of_one_node(run: Run) -> None:
     reason = f"127.0.0.1:{run.port}: {NO_AGENT}: it accepts the connection and stays silent"
     assert f"resilience.agent n0: {reason}" in run.text().splitlines()
     assert run.text().endswith(f" s; {reason}\n")
+    assert "within 60 s" not in run.text(), "the deadline of those whose nodes may still come"
 
 
 @pytest.mark.parametrize(
