@@ -1,7 +1,7 @@
 """FSDP2's steps, which can be ended and forgotten in the midst of a layer.
 
 torch has no call to forget a step: what an aborted one leaves in FSDP2 would double a layer's
-gradient or end its reduction without a word. What is undone here is that of torch 2.11 and 2.13;
+gradient or end its reduction without a word. What is undone here is that of torch 2.9 to 2.13;
 the tests abort a step at every layer and compare bits.
 
 gloo has no reduce-scatter; torch makes one of an all-reduce and a copy. What it
@@ -59,8 +59,10 @@ def _reset(state: Any) -> None:
         state._reset_iter_state()
         return
     comm, context = state._comm_ctx, state._state_ctx
-    groups = [each._fsdp_param_group for each in context.all_states if each._fsdp_param_group]
-    begun = [comm.all_gather_state, comm.reduce_scatter_state]
+    groups = [group for each in context.all_states for group in _groups_of(each)]
+    has_list = hasattr(comm, "reduce_scatter_states")  # in torch 2.12
+    scattered = comm.reduce_scatter_states if has_list else [comm.reduce_scatter_state]
+    begun = [comm.all_gather_state, *scattered]
     begun += [each._all_reduce_state for each in groups]
     events = [each.event for each in begun if each is not None]
     events += [each._post_reduce_event for each in groups]
@@ -69,7 +71,8 @@ def _reset(state: Any) -> None:
         if event is not None:
             # Kernels that were queued write to memory that is about to be used again.
             state._device_handle.current_stream().wait_event(event)
-    comm.all_gather_state = comm.reduce_scatter_state = None
+    comm.all_gather_state = None
+    setattr(comm, *(("reduce_scatter_states", []) if has_list else ("reduce_scatter_state", None)))
     comm.post_forward_order.clear()
     for each in context.all_states:
         each._modules_to_run_forward.clear()
@@ -100,13 +103,13 @@ def param_groups(run: nn.Module | FSDPModule) -> Iterator[Any]:
     assert isinstance(run, nn.Module)
     for module in run.modules():
         if isinstance(module, FSDPModule):
-            state: Any = module._get_fsdp_state()
-            if hasattr(
-                state, "_fsdp_param_groups"
-            ):  # since torch 2.12 or 2.13; before, one group a module
-                yield from state._fsdp_param_groups
-            elif state._fsdp_param_group is not None:
-                yield state._fsdp_param_group
+            yield from _groups_of(module._get_fsdp_state())
+
+
+def _groups_of(state: Any) -> list[Any]:
+    if hasattr(state, "_fsdp_param_groups"):  # since torch 2.12; before, one group a module
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 class _AllReduceAndCopy:
