@@ -71,8 +71,9 @@ def _reset(state: Any) -> None:
         if event is not None:
             # Kernels that were queued write to memory that is about to be used again.
             state._device_handle.current_stream().wait_event(event)
-    comm.all_gather_state = None
-    setattr(comm, *(("reduce_scatter_states", []) if has_list else ("reduce_scatter_state", None)))
+    comm.all_gather_state = comm.reduce_scatter_state = None
+    if has_list:
+        comm.reduce_scatter_states.clear()
     comm.post_forward_order.clear()
     for each in context.all_states:
         each._modules_to_run_forward.clear()
