@@ -91,7 +91,7 @@ class Run:
         refuse_second()
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         self._seed = seed
-        self._binding = bind(model)
+        self._model, self._binding = model, bind(model)
         for wrapped in _wrapped(also):
             detach(wrapped)
         core = model.module if isinstance(model, DistributedDataParallel) else model
@@ -241,6 +241,7 @@ class Run:
                     "no `with run.step():` for the last batch, so that it would come again; put "
                     "what leaves a batch out into the step"
                 )
+            self._check_writes("between steps")
 
     def _read(self, batches: Batches) -> Any:
         """Return the batches of the step that comes next."""
@@ -252,7 +253,7 @@ class Run:
             self._also = self.state.digest_also() if is_compared else ""
         except StateError as error:
             self._refuse(str(error))
-        self._place = _Place.WITH_BATCH
+        self._place, self._num_writes = _Place.WITH_BATCH, self.state.count_writes()
         return found
 
     def _say_left(self) -> None:
@@ -291,20 +292,28 @@ class Run:
         return True
 
     def _run_functions(self, due: Sequence[Callable[[int], object]], step: int) -> None:
-        modes, num_writes = self.state.read_modes(), self.state.count_writes()
+        is_training, modes = self._model.training, self.state.read_modes()
+        self._num_writes = self.state.count_writes()
         for function in due:
             function(step)
-        if self.state.count_writes() != num_writes:
-            raise StateError(
-                "a function of run.every() has written a parameter, and would again where it is "
-                "called again; write parameters in the step, after optimizer.step()"
-            )
+        self._check_writes("by a function of run.every()")
         # An evaluation leaves the model in eval(): a program sets train() before each epoch.
+        self._model.train(is_training)
         self.state.write_modes(modes)
+        # A process that joins has not read this step's batches.
+        self._also = self.state.digest_also()
         self._binding.share_buffers()  # a forward may have changed each rank's own
         self._engine.meet_at(self._describe("the end of the functions of run.every()"))
 
     # ---- a step
+
+    def _check_writes(self, where: str) -> None:
+        """Refuse parameters that were written since writes were counted last."""
+        if self.state.count_writes() != self._num_writes:
+            self._refuse(
+                f"a parameter was written {where}, and would be written again after a fault; write "
+                "it in the step, after optimizer.step()"
+            )
 
     @property
     def _is_in_step(self) -> bool:
@@ -329,12 +338,12 @@ class Run:
                 "`with run.step():` without a batch of its own; take one step for each batch of "
                 "run.steps()"
             )
+        self._check_writes("between steps")
         self._place, self._update, self._logged = _Place.STEP, None, None
         self._engine.begin_step()
         for each in self._optimizers:
             each.zero_grad()  # what is left of the step before would be lost by a fault
         self._seed_at("step", self._engine.step)
-        self._num_writes = self.state.count_writes()
 
     def _before_forward(self, module: nn.Module, given: object) -> None:
         if self._place is _Place.STEP and self._update is None:
@@ -363,11 +372,7 @@ class Run:
             raise RetryStep  # the program has caught the first one
         if self._place is not _Place.STEP or self._update is not None:
             return
-        if self.state.count_writes() != self._num_writes:
-            raise StateError(
-                "a parameter was written between the begin of the step and optimizer.step(), and "
-                "would be written again where the step is; write it after optimizer.step()"
-            )
+        self._check_writes("between the begin of the step and optimizer.step()")
         try:
             place = self._describe(call)
             self._update = self._engine.pass_gate(self._binding.share_buffers, place)
@@ -388,7 +393,7 @@ class Run:
         except BaseException as problem:  # noqa: BLE001 - judged below
             error = problem
         broken, self._update = self._update, None
-        self._place = _Place.BETWEEN
+        self._place, self._num_writes = _Place.BETWEEN, self.state.count_writes()
         if error is None:
             if self._logged is not None and self._engine.rank == 0:
                 log(step + 1, **self._logged)

@@ -149,15 +149,18 @@ class ProtectedState:
     def count_writes(self) -> int:
         """Return a number that each write to a parameter raises."""
         parameters = (p for module in self._modules.values() for p in module.parameters())
-        return sum(_local(each)._version for each in parameters)  # noqa: SLF001 - torch's count
+        own = (p._local_tensor if isinstance(p, DTensor) else p for p in parameters)  # noqa: SLF001
+        return sum(each._version for each in own)  # noqa: SLF001 - torch's count
 
     def digest_also(self) -> str:
-        """Return kinds and digests of what `also` has beside modules; equal on all ranks."""
+        """Return digests of optimizers' options and of what `also` has; equal on all ranks."""
+        small = self._read_small()
+        names = ["options of optimizers", *(type(each).__name__ for each in self._small)]
         found = []
-        for each in self._small:
+        for name, part in zip(names, (small["groups"], *small["also"]), strict=True):
             digest = hashlib.blake2b(digest_size=4)
-            _update(digest, each.state_dict())  # type: ignore[attr-defined]
-            found.append(f"{type(each).__name__} {digest.hexdigest()}")
+            _update(digest, part)
+            found.append(f"{name} {digest.hexdigest()}")
         return ", ".join(found)
 
     # ---- a step that is run again

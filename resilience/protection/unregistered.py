@@ -100,7 +100,8 @@ class StateWatch:
         if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
             return value if value == value else "nan"
         if isinstance(value, Tensor):
-            return id(value), value._version  # noqa: SLF001 - what torch counts writes by
+            is_counted = not value.is_inference()
+            return id(value), is_counted and value._version  # noqa: SLF001 - torch's count of writes
         if isinstance(value, np.ndarray):
             return value.tobytes() if value.nbytes <= _BYTES_MAX else id(value)
         if isinstance(value, torch.Generator):

@@ -39,9 +39,3 @@ def test_goodput_counts_steps_samples_and_events_of_the_window():
         "   sR",
         "  ###.",
     ]
-
-
-def test_window_that_never_opened_has_no_steps():
-    result = goodput.judge_run(make_run(None), system="a", seed=1, seconds=4)
-
-    assert (result.steps_per_s, result.by_second) == (0.0, [0, 0, 0, 0])

@@ -236,7 +236,7 @@ def test_function_between_steps_that_writes_a_parameter_is_refused() -> None:
     run, model, _ = make_run()
     run.every(1, lambda step: nn.init.zeros_(model[0].weight))  # type: ignore[index, arg-type]
 
-    with pytest.raises(StateError, match="has written a parameter, and would again"):
+    with pytest.raises(StateError, match="a parameter was written by a function"):
         take_step(run, lambda: None)
 
 
@@ -246,3 +246,9 @@ def test_parameter_that_is_written_before_the_update_is_refused() -> None:
 
     with pytest.raises(StateError, match="a parameter was written between the begin of the step"):
         take_step(run, lambda: nn.init.zeros_(model[0].weight))  # type: ignore[index, arg-type]
+    between, model, _ = make_run()
+    with pytest.raises(StateError, match="a parameter was written between steps, and"):  # noqa: PT012
+        for _ in between.steps([1], until=2):
+            nn.init.zeros_(model[0].weight)  # type: ignore[index, arg-type]
+            with between.step():
+                pass
