@@ -77,6 +77,7 @@ class ProtectedState:
         for root, module in self._modules.items():
             for name, parameter in module.named_parameters():
                 self._names.setdefault(id(parameter), f"{root}/parameter/{name}")
+        self._parameters = [p for module in self._modules.values() for p in module.parameters()]
         self._check_optimizers(model)
         self._shape = self._read_shape()
         self.write_rest(self.read_rest())
@@ -148,8 +149,7 @@ class ProtectedState:
 
     def count_writes(self) -> int:
         """Return a number that each write to a parameter raises."""
-        parameters = (p for module in self._modules.values() for p in module.parameters())
-        own = (p._local_tensor if isinstance(p, DTensor) else p for p in parameters)  # noqa: SLF001
+        own = (p._local_tensor if isinstance(p, DTensor) else p for p in self._parameters)  # noqa: SLF001
         return sum(each._version for each in own)  # noqa: SLF001 - torch's count
 
     def digest_also(self) -> str:
