@@ -17,7 +17,18 @@ TEXT = rendered(shipped_job("llama/llama3_tiny_tiered", "local"))["node.json"]
 
 
 def agent(path: Path, *words: str) -> Any:
-    return parse_agent(["--config", str(path), *words, "--", "python", "-m", "json.tool"])
+    return parse_agent(
+        [
+            "--rdzv-endpoint=127.0.0.1:1",
+            "--config",
+            str(path),
+            *words,
+            "--",
+            "python",
+            "-m",
+            "json.tool",
+        ]
+    )
 
 
 def memoryd(path: Path, *words: str) -> Any:

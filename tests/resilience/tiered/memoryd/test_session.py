@@ -58,4 +58,4 @@ def test_owner_that_is_none_is_refused_in_one_line(run: str | None, problem: str
     answer, _ = session.answer({"op": "own", "run": run, "name": "r in /f"})
 
     (text,) = str(answer["message"]).splitlines()
-    assert f"no owner of a namespace: run {problem}" in text
+    assert f"the owner of a namespace cannot be read: run {problem}" in text
