@@ -16,6 +16,7 @@ def test_interrupt_once_the_files_are_written_is_the_end_on_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # the launcher sets it, for good in its process
     monkeypatch.setattr(app, "_print_written", lambda *_: signal.raise_signal(signal.SIGINT))
 
     status = main(["recipe=llama/llama3_tiny_pretrain", "action=run", "run.dir=run"])
