@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from benchmarks.faultbench import RunningJob, System, job_environment
 from benchmarks.jobplan import JobPlan
@@ -86,17 +87,14 @@ OURS = System(
     missing=why_missing,
     places=("backward", "update"),
 )
-PROTECTED = System(
+PROTECTED = replace(
+    OURS,
     name="protected",
     what="this project: a program's own loop under resilience.protect",
     start=start_protected,
-    missing=why_missing,
-    places=("backward", "update"),
 )
-OURS_MEGATRON = System(
-    name="ours",
+OURS_MEGATRON = replace(
+    OURS,
     what="this project: its Megatron trainer, recovery in the process",
     start=start_megatron,
-    missing=why_missing,
-    places=("backward", "update"),
 )

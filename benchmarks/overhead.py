@@ -26,6 +26,8 @@ PARTS = ("steps", "memory")
 LAYOUTS = ("ddp", "fsdp")
 WARM_UP = 20
 """Steps of each kind that are not counted; the losses of both have to agree in them."""
+RANKS = {"ddp": 2, "fsdp": 4}
+"""Where ranks share a core, each wait for all of them costs as much as their work there lasts."""
 LOSS_DIFFERENCE_MAX = 1e-4
 PAIR_LIMIT_S = 3.0
 START_LIMIT_S = 180.0
@@ -53,7 +55,9 @@ def parse_arguments() -> argparse.Namespace:
 def compare_steps(layout: str, pairs: int) -> figures.Ratio:
     """Run both copies against each other; return a protected step by one as torch has it."""
     with run_folder() as folder:
-        plan = JobPlan(run_dir=folder, num_steps=pairs, ports=free_ports(4))
+        plan = JobPlan(
+            run_dir=folder, num_ranks=RANKS[layout], num_steps=pairs, ports=free_ports(4)
+        )
         plan.write()
         program = ["benchmarks.overhead_steps", "--layout", layout]
         program += ["--pairs", str(pairs), "--warm-up", str(WARM_UP)]

@@ -27,7 +27,7 @@ from benchmarks.recovery_peers import job
 
 def make_copy(layout: str) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return a wrapped model and its optimizer, over groups that are made now."""
-    core, optimizer = job.build_model()
+    core, optimizer = job.build_model(num_hidden_layers={"ddp": 12, "fsdp": 5}[layout])
     if layout == "ddp":
         return DistributedDataParallel(core, process_group=dist.new_group()), optimizer
     sizes = (2, dist.get_world_size() // 2)

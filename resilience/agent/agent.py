@@ -265,7 +265,8 @@ class Agent(ABC):
         self._membership.leave("the agent has ended")
         self._transport.close()
         self._node_states.close()
-        self._folder.close()
+        has_processes = not all(each.is_ended for each in self._pool.workers.values())
+        self._folder.close(has_processes=has_processes)
 
     # ---- the coordinator
 

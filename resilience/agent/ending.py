@@ -128,6 +128,7 @@ class Ending:
         if options.is_single and membership.has_coordinator and membership.state is None:
             reason = "another agent is at work in --run-dir; give each run a folder of its own"
             self.finish(End(status=2, reason=reason))
+            return
         if membership.has_coordinator or self._part.generation >= 0:
             self._note_surplus()
             return

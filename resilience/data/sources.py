@@ -98,13 +98,15 @@ def make_source(factory: Factory | Source) -> Source:
 
 
 def digest_code(factory: Factory | Source) -> str:
-    """Return a digest of the text of a factory's module; empty where there is none.
+    """Return a digest of the text of a factory's module.
 
-    So it is of a Source: that is of a package, which has a version.
+    Empty for a Source, which belongs to a package with a version, and for a module without a file.
     """
     function = factory.func if isinstance(factory, functools.partial) else factory
-    path = None if isinstance(function, Source) else inspect.getsourcefile(function)
-    return "" if path is None else hashlib.blake2b(Path(path).read_bytes()).hexdigest()[:32]
+    # Not by the function's code: that of a decorated one lies where its decorator does.
+    module = None if isinstance(function, Source) else sys.modules.get(function.__module__)
+    path = Path(getattr(module, "__file__", None) or "")
+    return hashlib.blake2b(path.read_bytes()).hexdigest()[:32] if path.is_file() else ""
 
 
 def import_function(source: Source) -> Any:

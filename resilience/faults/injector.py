@@ -31,8 +31,8 @@ class InjectedFault(RuntimeError):  # noqa: N818 - events and logs call it so
 class Injector:
     """Fires the faults of one rank. Used by its training thread only.
 
-    `on_corrupt` is told which tensor to change, parameter or moment; it changes one value
-    of it behind the back of whoever keeps digests. Without it no fault may be of kind corrupt.
+    `on_corrupt` gets the kind of a tensor, parameter or moment, and changes one value of one;
+    no digest notes the change. Without it no fault may be of kind corrupt.
     Faults of a node fire on its local rank 0. A sigkill of a node takes its other workers
     along, known by the files that their injectors left, each with its process and when that
     was started, and the agent where `agent_pid` names it.

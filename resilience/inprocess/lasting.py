@@ -271,7 +271,7 @@ _set_up: SetUp | None = None
 _lasting: dict[LastingGroup, GroupName] = {}
 """The groups of the set-up with their names, once it is over."""
 _num_groups = 0
-"""How many groups any rank made in the set-up, which numbers those that are made later."""
+"""Number of groups that the set-up has made on any rank; the next group gets this number."""
 
 
 def begin_set_up(set_up: SetUp) -> None:

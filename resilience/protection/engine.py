@@ -47,7 +47,7 @@ from resilience.state.transfer_buffer import TransferBuffer
 
 _FATAL = (StateError, StateLostError)
 _taking: Recovering | None = None
-"""What takes the steps of a run in this process already."""
+"""The engine of this process, once there is one."""
 
 
 class RetryStep(BaseException):

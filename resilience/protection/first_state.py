@@ -10,7 +10,7 @@ from resilience.state.layout import Layout
 
 
 class RankProgress(NamedTuple):
-    """How far a rank is."""
+    """Progress of one rank."""
 
     is_new: bool
     """Its set-up was replayed: it has no state yet."""

@@ -77,7 +77,8 @@ class DdpBinding:
         self._ddp = ddp
         detach(ddp)
         self._reducer = _BackwardReducer(ddp.module)
-        self.shares_buffers = shares and any(True for _ in ddp.module.buffers())
+        self._with_buffers = [each for each in ddp.module.modules() if shares and each._buffers]
+        self.shares_buffers = bool(self._with_buffers)
         ddp.register_forward_pre_hook(self._before_forward)
 
     def take_groups(self) -> None:
@@ -92,8 +93,9 @@ class DdpBinding:
         """Have all ranks hold rank 0's buffers, as DDP has them before each forward."""
         by_type: dict[torch.dtype, list[Tensor]] = {}
         # Read anew: a forward may put another tensor in a buffer's place.
-        for each in self._ddp.module.buffers() if self.shares_buffers else ():
-            by_type.setdefault(each.dtype, []).append(each.detach())
+        for module in self._with_buffers:
+            for each in module.buffers(recurse=False):
+                by_type.setdefault(each.dtype, []).append(each.detach())
         for buffers in by_type.values():
             # By Python, whose waits end with their generation: those of DDP's own call do not.
             flat = torch.cat([each.reshape(-1) for each in buffers])

@@ -59,7 +59,7 @@ _COMPARE_EVERY = 100
 
 
 class _Place(Enum):
-    """Where the program is."""
+    """Positions of the program in its loop."""
 
     BEFORE = auto()
     """Before the loop."""

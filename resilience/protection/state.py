@@ -13,8 +13,9 @@ import io
 import json
 from base64 import b64decode, b64encode
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -28,7 +29,9 @@ from resilience.errors import StateError
 from resilience.state.view import NamedTensor
 
 _TALKING = ("torch.distributed.optim", "deepspeed.")
-"""Where optimizers are made that communicate."""
+"""Packages whose optimizers communicate in their step."""
+_VERSION = attrgetter("_version")
+"""torch counts the writes to a tensor."""
 
 
 @runtime_checkable
@@ -66,6 +69,8 @@ class ProtectedState:
         self._optimizers = list(optimizers)
         modules = [each for each in also if isinstance(each, nn.Module)]
         self._modules = {"model": model, **{f"also{n}": each for n, each in enumerate(modules)}}
+        self._all = [each for root in self._modules.values() for each in root.modules()]
+        """Walked once: a walk over a large model's modules takes milliseconds."""
         self._small = [each for each in also if not isinstance(each, nn.Module)]
         for each in self._small:
             if not isinstance(each, Stateful):
@@ -78,6 +83,7 @@ class ProtectedState:
             for name, parameter in module.named_parameters():
                 self._names.setdefault(id(parameter), f"{root}/parameter/{name}")
         self._parameters = [p for module in self._modules.values() for p in module.parameters()]
+        self._has_parts = any(isinstance(each, DTensor) for each in self._parameters)
         self._check_optimizers(model)
         self._shape = self._read_shape()
         self.write_rest(self.read_rest())
@@ -128,11 +134,7 @@ class ProtectedState:
 
     def grow(self, description: str) -> None:
         """Make what another rank's optimizers have made, to receive into; the rest of it goes."""
-        parameters = {
-            self._names[id(each)]: each
-            for module in self._modules.values()
-            for each in module.parameters()
-        }
+        parameters = {self._names[id(each)]: each for each in self._parameters}
         for optimizer in self._optimizers:
             optimizer.state.clear()
         for number, name, key, kind, value, dtype in json.loads(description):
@@ -149,8 +151,10 @@ class ProtectedState:
 
     def count_writes(self) -> int:
         """Return a number that each write to a parameter raises."""
-        own = (p._local_tensor if isinstance(p, DTensor) else p for p in self._parameters)  # noqa: SLF001
-        return sum(each._version for each in own)  # noqa: SLF001 - torch's count
+        own: Iterable[Tensor] = self._parameters
+        if self._has_parts:
+            own = (p._local_tensor if isinstance(p, DTensor) else p for p in own)  # noqa: SLF001
+        return sum(map(_VERSION, own))
 
     def digest_also(self) -> str:
         """Return digests of optimizers' options and of what `also` has; equal on all ranks."""
@@ -187,14 +191,14 @@ class ProtectedState:
             for buffer, before in zip(self._buffers(), snapshot.buffers, strict=True):
                 buffer.copy_(before)
 
-    def read_modes(self) -> list[bool]:
-        """Return which modules are in training mode."""
-        return [each.training for each in self._all_modules()]
+    def read_modes(self) -> str:
+        """Return a digit for each module, 1 where it is in training mode."""
+        return "".join("1" if each.training else "0" for each in self._all)
 
-    def write_modes(self, modes: Sequence[bool]) -> None:
+    def write_modes(self, modes: str) -> None:
         """Take back what `read_modes` returned."""
-        for module, is_training in zip(self._all_modules(), modes, strict=True):
-            module.train(is_training)
+        for module, digit in zip(self._all, modes, strict=True):
+            module.train(digit == "1")
 
     # ---- parts
 
@@ -216,12 +220,9 @@ class ProtectedState:
                         yield f"optimizer{number}/{name}/{key}", found[name][key]
 
     def _buffers(self) -> Iterator[Tensor]:
-        for module in self._modules.values():
-            yield from module.buffers()
-
-    def _all_modules(self) -> Iterator[nn.Module]:
-        for root in self._modules.values():
-            yield from root.modules()
+        # Read anew: a forward may put another tensor in a buffer's place.
+        own = (each for module in self._all for each in module._buffers.values())  # noqa: SLF001
+        return (each for each in own if each is not None)
 
     def _read_small(self) -> dict[str, Any]:
         groups = [
@@ -247,13 +248,9 @@ class ProtectedState:
 
     def _read_shape(self) -> tuple[list[bool], list[int], list[Any]]:
         """Return what a loop may not change: trained parameters, their groups, forms of buffers."""
-        trained = [p.requires_grad for m in self._modules.values() for p in m.parameters()]
+        trained = [each.requires_grad for each in self._parameters]
         groups = [len(g["params"]) for o in self._optimizers for g in o.param_groups]
-        forms = [
-            (name, tuple(each.shape), each.dtype)
-            for module in self._modules.values()
-            for name, each in module.named_buffers()
-        ]
+        forms = [(each.shape, each.dtype) for each in self._buffers()]
         return trained, groups, forms
 
     def _check_optimizers(self, model: nn.Module) -> None:

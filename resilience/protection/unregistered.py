@@ -14,7 +14,6 @@ import random
 import sys
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -59,9 +58,11 @@ class StateWatch:
         if self._num_looks > NUM_STEPS:
             self._before = None
             return
-        # What is looked at may change meanwhile, or not be for looking at; the run goes on.
-        with suppress(Exception):
+        try:
             self._look(frame)
+        except Exception as error:  # noqa: BLE001 - objects of the program may fail in any way
+            self._num_looks = NUM_STEPS
+            sys.stderr.write(f"protect did not look for state that it was not given: {error!r}\n")
 
     def _look(self, frame: FrameType | None) -> None:
         while frame is not None and _is_installed(frame.f_code.co_filename):

@@ -72,7 +72,7 @@ class Credentials:
 
 
 class Way:
-    """What a connection goes through before it is served; this one serves none, and drops all."""
+    """The steps of a connection before it is served; this one drops each connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)  # noqa: FBT003

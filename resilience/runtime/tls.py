@@ -28,7 +28,7 @@ _ENDED = "the other side has ended the connection"
 
 class _Socket(ssl.SSLSocket):
     word: str
-    """What the other end has to say in its first message."""
+    """The word that the other end's first message has to have."""
 
 
 @dataclass(frozen=True, slots=True)

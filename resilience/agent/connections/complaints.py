@@ -14,11 +14,11 @@ class Complaints:
 
     def __init__(self, lease_s: float) -> None:
         self._patience_s = {NO_NAME: NAMELESS_S, NO_AGENT: lease_s}
-        """How long a reason that begins so has to last."""
+        """Seconds that a reason has to last, by its first words."""
         self.named: dict[str, str] = {}
         """Complaints so far, by address."""
         self._since: dict[str, tuple[str, float]] = {}
-        """Which of these reasons an address has had last, and since when."""
+        """The last of these reasons and its first time, by address."""
 
     def judge(self, address: str | None, reason: str, now_s: float) -> str:
         """Return a complaint about the end of a connection, once an address; empty for none."""

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 from resilience.comm.messages import Message
 
 NO_AGENT = "a program there does not answer as an agent"
-"""How the reason begins where a connection was made and has not passed the other end's door."""
+"""The first words of the reason for a connection that was made and did not pass the door."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

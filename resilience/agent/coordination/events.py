@@ -63,7 +63,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What the record of the run says, which all that belong to it keep."""
+    """The content of the run's record, which all agents of the run keep."""
 
     generation: int
     """The newest that was opened."""
@@ -72,10 +72,22 @@ class Recorded:
     gone: frozenset[str] = frozenset()
     """Agents of which that start has ended for certain."""
     after: Ended | None = None
-    """Whose end was known to whoever has asked."""
+    """The end of an agent that was known when the record was asked for."""
     is_over: bool = False
     """The run has ended in order, with a status."""
     status: int = 0
+
+    @classmethod
+    def read(cls, record: Record, after: Ended) -> Recorded:
+        """Return what a record says, asked for once this end was known."""
+        return cls(
+            generation=record.generation,
+            starts=dict(record.starts),
+            gone=frozenset(record.gone),
+            after=after,
+            is_over=record.is_over,
+            status=record.status,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

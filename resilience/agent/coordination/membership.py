@@ -259,7 +259,7 @@ class State(Roster, Agreement, Membership, Losses):
     is_stopping: bool = False
     """Whether the run ends, as too few nodes stay."""
     reason: str = ""
-    """Why the next generation does not open yet; empty while one is open."""
+    """The reason for which the next generation is not open yet; empty while one is open."""
 
 
 Decision = tuple[State, list[Action]]

@@ -170,7 +170,7 @@ class RunFolder:
 
     def found(self, agents: tuple[str, ...]) -> None:
         """Try to begin the run with these agents; the answer says whether they may."""
-        self._ask(partial(self.records.begin, agents))
+        self._ask(partial(self.records.begin_run, agents))
 
     def renew(self, state: State, *, is_over: bool = False) -> None:
         """Say who belongs to the run, which generation it has come to, and how it has ended."""
@@ -271,22 +271,23 @@ class RunFolder:
             self._has_stored = True
             self._ask(partial(mark_stored, self._path))
 
-    def close(self) -> None:
+    def close(self, *, has_processes: bool = False) -> None:
         """Take this agent's word back, unless the disk stands still; the run's end has longer.
 
         Where the run's record is not over, the word is marked instead: the next run in the folder
-        waits for the agents that the record names, and an agent without a word may live.
+        waits for the agents that the record names, and an agent without a word may live. The word
+        stays as it is where processes of the agent outlive it: they hold its lock.
         """
-        self._ask(self._remove)
+        self._ask(partial(self._remove, has_processes=has_processes))
         self._questions.close(_END_S if self._is_ending else _CLOSE_S)
 
-    def _remove(self) -> None:
+    def _remove(self, *, has_processes: bool) -> None:
         self._draft.unlink(missing_ok=True)
         path, newest = self._path / AGENTS_FOLDER / self.start, find_record(self._path)
-        if newest and not newest.is_over:
-            mark_end(path, self.start)
-        else:
+        if not newest or newest.is_over:
             path.unlink(missing_ok=True)
+        elif not has_processes:
+            mark_end(path, self.start)
 
 
 _CLOSE_S = 2.0

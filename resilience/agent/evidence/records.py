@@ -49,7 +49,7 @@ class RunRecords:
     _seen_s: float = field(default_factory=time.monotonic)
     """Since when the newest record has been as it is."""
 
-    def begin(self, agents: tuple[str, ...]) -> Judged:
+    def begin_run(self, agents: tuple[str, ...]) -> Judged:
         """Begin the run with these agents, where they may."""
         try:
             newest = newest_record(self.path)
@@ -80,8 +80,8 @@ class RunRecords:
     def renew(self, state: State, *, is_over: bool) -> None:
         """Say who belongs to the run, which generation it has come to, and how it has ended.
 
-        A run that has ended stays so, whoever wakes up later, and who is behind the others says
-        nothing of it. Only a later generation shows that it goes on all the same.
+        A record of an end stays. An agent that wakes up later, or that is behind the others, writes
+        nothing. Only a later generation replaces a record of an end.
         """
         newest: Record | None = None
         with suppress(TornError):
@@ -118,16 +118,7 @@ class RunRecords:
     def read(self, after: Ended) -> Recorded | None:
         """Return how far the run has come, and whether it has ended; None where no record says."""
         found = self._find_own()
-        if found is None:
-            return None
-        return Recorded(
-            generation=found.generation,
-            starts=dict(found.starts),
-            gone=frozenset(found.gone),
-            after=after,
-            is_over=found.is_over,
-            status=found.status,
-        )
+        return None if found is None else Recorded.read(found, after)
 
     def claim(self, generation: int, layout: Layout) -> Claimed:
         """Ask for the record of a generation's number; the answer says whose it is."""

@@ -376,7 +376,7 @@ def test_changed_code_begins_another_cache(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(tmp_path)
     found = []
     for number in (1, 2, 2):
-        module.write_text(f"def make():\n    return [{number}] * 3\n")
+        module.write_text(f"import functools as f\n@f.cache\ndef make():\n    return [{number}]\n")
         sys.modules.pop("changing_source", None)
         factory = partial(importlib.import_module("changing_source").make)
         with cached(factory, make_settings(tmp_path), identity={}, job="run") as loader:

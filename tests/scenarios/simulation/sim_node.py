@@ -122,14 +122,7 @@ class SimNode:
         def answer() -> Recorded | None:
             self.is_looking = False
             record = self.world.folder.founding
-            if record is None:
-                return None
-            return Recorded(
-                generation=record.generation,
-                starts=dict(record.starts),
-                gone=frozenset(record.gone),
-                after=after,
-            )
+            return None if record is None else Recorded.read(record, after)
 
         self.world.folder.read(self, answer, self.world.network.now_s)
 

@@ -1,4 +1,4 @@
-"""Which places of lost nodes may be filled, by what the others hold."""
+"""Places of lost nodes that may be filled, by the shards that the others hold."""
 
 from __future__ import annotations
 

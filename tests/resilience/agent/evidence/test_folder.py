@@ -365,6 +365,23 @@ def test_end_of_another_run_is_none_of_this_one(folders: Folders) -> None:
     assert read(later) == []
 
 
+def test_agent_whose_processes_outlive_it_holds_up_the_next_run(folders: Folders) -> None:
+    """A worker that not even SIGKILL ends keeps the agent's lock."""
+    one = folders.open()
+    lock = one.hold_lock()
+    one.announce("n0:1", "n0")
+    answer(one)
+    begin(one, "n0")
+    renew(one, "n0", number=0, starts={"n0": one.start})
+
+    one.close(has_processes=True)
+    held = begin(folders.open("b"), "n2")
+    os.close(lock)
+
+    assert held.record is None
+    assert begin(folders.open("b"), "n2").record is not None
+
+
 @pytest.mark.parametrize("newer", [None, "a start that has left no word"])
 def test_run_whose_agents_have_ended_in_order_holds_up_no_later_one(
     folders: Folders, newer: str | None
