@@ -122,6 +122,11 @@ class LastingGroup(dist.ProcessGroup):
         """Have `check` called with the name of each collective of any group, before it is begun."""
         cls._check = staticmethod(check)
 
+    @classmethod
+    def check_now(cls, call: str) -> None:
+        """Do what is done before a collective, for a call that leads to one."""
+        cls._check(call)
+
     def end_set_up(self, ranks: Sequence[int]) -> None:
         """Keep the group's ranks in the world, which torch forgets with each generation."""
         self.ranks = tuple(ranks)

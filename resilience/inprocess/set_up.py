@@ -11,7 +11,7 @@ from resilience.inprocess.plain import own_opening, own_store
 from resilience.state.report import Report
 
 PAST_SET_UP = "set_up"
-"""In a report's `rest`: this rank has the notes of all set-ups."""
+"""In a report's `rest`: this rank has the notes of all set-ups; how far its program is."""
 _NOTES = "set_up/notes"
 
 

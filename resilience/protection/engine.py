@@ -46,6 +46,8 @@ from resilience.state.report import SHARDS, Report
 from resilience.state.transfer_buffer import TransferBuffer
 
 _FATAL = (StateError, StateLostError)
+_ABSENT = RankProgress(is_new=True, step=0, done=0, first=0)
+"""Progress of a process that was started for this generation."""
 _taking: Recovering | None = None
 """The engine of this process, once there is one."""
 
@@ -85,6 +87,9 @@ class Engine(Protocol):
 
     def begin_step(self) -> None:
         """Begin a forward."""
+
+    def check(self) -> None:
+        """Raise the error of a generation that is over."""
 
     def reach(self, place: str) -> None:
         """Let a fault of the recipe strike at a place of the step."""
@@ -133,6 +138,9 @@ class Alone:
         return True
 
     def begin_step(self) -> None:
+        """Do nothing."""
+
+    def check(self) -> None:
         """Do nothing."""
 
     def reach(self, place: str) -> None:
@@ -220,7 +228,12 @@ class Recovering:
 
     def _report(self, *, rank: int, node: str, generation: int) -> Report:
         own = self._recovery.report(rank=rank, node=node, generation=generation)
-        return replace(own, rest={PAST_SET_UP: True, SHARDS: self._binding.num_shards})
+        rest = {SHARDS: self._binding.num_shards, PAST_SET_UP: self._progress}
+        return replace(own, rest=rest)
+
+    @property
+    def _progress(self) -> RankProgress:
+        return RankProgress(self._is_new, self.step, self.done, self._first)
 
     def _meet(self, opening: Open | None = None, error: BaseException | None = None) -> None:
         """Leave the generation that an error has ended, and enter the next one that opens."""
@@ -280,7 +293,7 @@ class Recovering:
     def _carry_out(self) -> None:
         members = self._members
         members.mark(Activity.RECOVERY, self.step)
-        told = self._told = self._tell_all(members)
+        told = self._told = self._read_progress(members)
         at, done = find_done(told)
         for name in ("step", "functions"):
             kept = self._snapshots.get(name)
@@ -294,11 +307,14 @@ class Recovering:
         self._is_new = False
         self.done = max(done, 0) if at == self.step else min(self.done, self.step)
 
-    def _tell_all(self, members: Generation) -> list[RankProgress]:
-        """Return how far each rank is."""
-        rows = torch.zeros(members.world_size, 4, dtype=torch.int64)
-        own = (self._is_new, self.step, self.done, self._first)
-        rows[members.rank] = torch.tensor(own)
+    def _read_progress(self, members: Generation) -> list[RankProgress]:
+        """Return how far each rank was at the end of the generation before."""
+        told = [each.rest.get(PAST_SET_UP) for each in members.reports]
+        if any(told) and members.before is None:
+            return [RankProgress(*each) if each else _ABSENT for each in told]
+        # There was none: what the programs begin with has to be asked for.
+        rows = torch.zeros(members.world_size, len(self._progress), dtype=torch.int64)
+        rows[members.rank] = torch.tensor(self._progress)
         members.group.allreduce([rows]).wait()
         return [RankProgress(bool(is_new), *rest) for is_new, *rest in rows.tolist()]
 
@@ -348,9 +364,15 @@ class Recovering:
         return True
 
     def begin_step(self) -> None:
-        """Begin a forward. Where the generation is over, the gate says so."""
+        """Begin a forward. Where the generation is over, the next `check` says so."""
         self._recovery.begin()
         self.mark(Activity.FORWARD)
+
+    def check(self) -> None:
+        """Raise the error of a generation that is over, whose step would be computed in vain."""
+        if self._error is not None:
+            raise self._error
+        self._members.check()
 
     def reach(self, place: str, step: int | None = None) -> None:
         """Let a fault of the recipe strike at a place of a step; None: of the one that is taken."""

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from resilience.comm.reducer import GradientReducer
 from resilience.errors import StateError
+from resilience.inprocess.lasting import LastingGroup
 from resilience.protection.fsdp_step import end_waits, is_in_order, leave_step, mesh_sizes
 from resilience.script import rank_info
 from resilience.state.torch_state import refuse_unshared
@@ -216,6 +217,7 @@ class _BackwardReducer(GradientReducer):
         self._is_queued = False
 
     def _note(self, bucket: Any, parameter: Tensor) -> None:
+        LastingGroup.check_now("backward()")
         if self._is_reducing and not self._is_queued:
             self._is_queued = True
             Variable._execution_engine.queue_callback(self._end_backward)

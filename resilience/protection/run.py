@@ -347,6 +347,7 @@ class Run:
 
     def _before_forward(self, module: nn.Module, given: object) -> None:
         if self._place is _Place.STEP and self._update is None:
+            self._engine.check()
             self._engine.reach("forward")
         is_out_of_place = self._place in (_Place.BETWEEN, _Place.WITH_BATCH)
         if not module.training or not self._binding.shares_buffers:
@@ -360,7 +361,7 @@ class Run:
     def _before_optimizer(self, optimizer: Optimizer, given: Sequence[Any], named: Any) -> None:
         if not self._is_in_step:
             self._refuse("optimizer.step() outside `with run.step():`; step within it")
-        if len(given) > 1 or named.get("closure") is not None:
+        if any(each is not None for each in (*given[1:], named.get("closure"))):
             raise StateError(
                 "optimizer.step(closure) computes gradients after all ranks have agreed on theirs; "
                 "compute them before, and call step() without a closure"
@@ -431,6 +432,8 @@ class Run:
                 f"{name} between optimizer.step() and the end of the step, where a rank may be "
                 "alone; put it before optimizer.step()"
             )
+        if self._place in (_Place.STEP, _Place.FUNCTIONS):
+            self._engine.check()
         if self._place in (_Place.BEFORE, _Place.BETWEEN, _Place.WITH_BATCH):
             self._refuse(
                 f"{name} outside a step, which a process that joins does not call; put forward and "
