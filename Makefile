@@ -28,7 +28,7 @@ TEST_JOBS ?= 3
 PARALLEL := --numprocesses=$(TEST_JOBS) --dist=worksteal --judge
 
 # Every test file belongs to one part of make test-long, by the folder that it lies in.
-PART_recovery := tests/scenarios/recovery tests/scenarios/protection --ignore=tests/scenarios/recovery/test_random.py
+PART_recovery := tests/scenarios/recovery tests/scenarios/protection tests/scenarios/frameworks --ignore=tests/scenarios/recovery/test_random.py
 PART_elastic := tests/scenarios/elastic
 PART_random := tests/scenarios/recovery/test_random.py
 PART_training := tests/recipes_training tests/scenarios/tiered tests/scenarios/mmap --ignore=tests/recipes_training/megatron

@@ -14,6 +14,7 @@ LARGE_FOLDERS = {
 """Folders that are to be cut into rooms, with how many modules they hold."""
 PUBLIC_API = {
     "resilience.data.datamodule": ("docs/data.md", "CachedDataModule"),
+    "resilience.frameworks.huggingface": ("docs/huggingface.md", "RecoveryMixin"),
     "resilience.testing.async_group": ("docs/architecture.md", "fakes that ship"),
     "resilience.testing.network": ("docs/architecture.md", "resilience.testing.network"),
     "resilience.tiered.aws_bucket": ("docs/tiered.md", "BucketSource"),
@@ -43,6 +44,22 @@ FOREIGN_TARGETS = {
     "resilience/data/failure.py": (
         "the exception is made here, by a class that a variable holds",
         "error.args",
+    ),
+    "resilience/frameworks/callback_calls.py": (
+        "a Trainer's callbacks have no other way to be called once",
+        "handler.call_event self._handler.call_event",
+    ),
+    "resilience/frameworks/huggingface.py": (
+        "a Trainer's loop counts in the Trainer",
+        (
+            "model.find_unused_parameters self._loader.rng_types trainer.current_flos "
+            "trainer.current_gradient_accumulation_steps trainer.state.best_model_checkpoint "
+            "trainer.state.epoch trainer.state.global_step"
+        ),
+    ),
+    "resilience/frameworks/trainer_state.py": (
+        "what a Trainer has counted is put back",
+        "trainer.current_flos trainer.state.log_history",
     ),
     "resilience/state/shared.py": (
         "the ways of torch and numpy to move a tensor and to protect an array",

@@ -352,7 +352,8 @@ def drop_groups(groups: list[Any]) -> None:
     For whoever keeps a group over the end of its generation: to drop the last reference joins
     the group's threads, and one may stay for minutes in a send that its peer never asked for.
     """
-    threading.Thread(target=groups.clear, name="forget-world").start()
+    # At the process's end as well: it does not wait for such a send.
+    threading.Thread(target=groups.clear, name="forget-world", daemon=True).start()
 
 
 def _nccl_backends() -> list[Backend]:

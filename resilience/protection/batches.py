@@ -15,11 +15,17 @@ class Batches:
     """Reads a loader epoch after epoch; a cursor says where a step's batches begin.
 
     The cursor is plain data: epoch, position in it, and the step whose batches begin there.
-    `seed_at` is called with a place before the loader is asked for what lies there.
+    `seed_at` is called with a place before the loader is asked for what lies there. Batches that
+    are left over at an epoch's end are left out, or with `keeps_rest` those of a step.
     """
 
     def __init__(
-        self, loader: Iterable[Any], num_batches: int, seed_at: Callable[..., None]
+        self,
+        loader: Iterable[Any],
+        num_batches: int,
+        seed_at: Callable[..., None],
+        *,
+        keeps_rest: bool = False,
     ) -> None:
         if num_batches < 1:
             raise ValueError(f"accumulate is {num_batches}; allowed: 1 and more")
@@ -30,6 +36,7 @@ class Batches:
             )
         self._loader = loader
         self._num_batches = num_batches
+        self._keeps_rest = keeps_rest
         self._seed_at = seed_at
         self._iterator: Iterator[Any] | None = None
         self._epoch = self._position = -1
@@ -62,13 +69,14 @@ class Batches:
     def _find_place(self, step: int) -> dict[str, Any]:
         """Return the cursor of a step, given that the epochs before it were whole ones."""
         try:
-            num_steps = len(self._loader) // self._num_batches  # type: ignore[arg-type]
+            num_batches = len(self._loader)  # type: ignore[arg-type]
         except TypeError as error:
             raise StateError(
                 f"a checkpoint has step {step} and no cursor, and the loader no length; save all "
                 "of run.state_dict()"
             ) from error
-        epoch, step_of_epoch = divmod(step, max(num_steps, 1))
+        num_batches += self._num_batches - 1 if self._keeps_rest else 0
+        epoch, step_of_epoch = divmod(step, max(num_batches // self._num_batches, 1))
         return {"step": step, "epoch": epoch, "position": step_of_epoch * self._num_batches}
 
     def _hand_out(self) -> Any:
@@ -88,7 +96,7 @@ class Batches:
             try:
                 batch = next(self._iterator)
             except StopIteration:
-                return None
+                return found if found and self._keeps_rest else None
             if self._position >= position:
                 found.append(batch)
             self._position += 1
@@ -98,9 +106,10 @@ class Batches:
         for owner in find_owners(self._loader):
             if hasattr(owner, "set_epoch"):
                 owner.set_epoch(epoch)
-        if getattr(self._loader, "persistent_workers", False):
+        base: Any = getattr(self._loader, "base_dataloader", self._loader)  # behind accelerate's
+        if getattr(base, "persistent_workers", False):
             # An iterator that is used again draws no seed, and its workers keep their generators.
-            self._loader._iterator = None  # type: ignore[attr-defined]  # noqa: SLF001
+            base._iterator = None  # noqa: SLF001
         # A sampler may split one permutation between the ranks.
         self._seed_at("epoch", epoch, is_shared=True)
         for owner in find_owners(self._loader):

@@ -79,6 +79,11 @@ class _Place(Enum):
 class Run:
     """The steps of one program; made by `protect`. Called from the training thread alone."""
 
+    _keeps_rest = False
+    """The batches that are left over at an epoch's end make a step."""
+    _shares_seeds = False
+    """Functions between steps draw the same on all ranks."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -142,7 +147,7 @@ class Run:
         if self._place is not _Place.BEFORE:
             self._refuse("run.steps() a second time; one loop takes all steps of a run")
         try:
-            batches = Batches(loader, accumulate, self._seed_at)
+            batches = Batches(loader, accumulate, self._seed_at, keeps_rest=self._keeps_rest)
         except (StateError, ValueError) as error:
             self._refuse(str(error))
         self._place, self._until = _Place.BETWEEN, until
@@ -271,13 +276,13 @@ class Run:
     def _call_functions(self) -> bool:
         """Call what is due after the last step; returns False where that is to be done again."""
         engine, step = self._engine, self._engine.step
-        due = [function for every, function in self._functions if step and step % every == 0]
+        due = self._find_due(step)
         if not due or engine.done >= step:
             engine.note_done(step)
             return True
         engine.keep("functions", self.state.snapshot())
         engine.mark(Activity.NOWHERE)
-        self._seed_at("functions", step)
+        self._seed_at("functions", step, is_shared=self._shares_seeds)
         self._place = _Place.FUNCTIONS
         try:
             self._run_functions(due, step)
@@ -290,6 +295,10 @@ class Run:
         self._place = _Place.BETWEEN
         engine.note_done(step)
         return True
+
+    def _find_due(self, step: int) -> list[Callable[[int], object]]:
+        """Return the functions to call after so many steps; the same on all ranks."""
+        return [function for every, function in self._functions if step and step % every == 0]
 
     def _run_functions(self, due: Sequence[Callable[[int], object]], step: int) -> None:
         is_training, modes = self._model.training, self.state.read_modes()
@@ -376,10 +385,14 @@ class Run:
         self._check_writes("between the begin of the step and optimizer.step()")
         try:
             place = self._describe(call)
-            self._update = self._engine.pass_gate(self._binding.share_buffers, place)
+            self._update = self._engine.pass_gate(self._share, place)
         except RetryStep:
             self._place = _Place.UNWOUND
             raise
+
+    def _share(self) -> None:
+        """Have all ranks hold the same, once gradients are complete."""
+        self._binding.share_buffers()
 
     def _leave(self, given: BaseException | None) -> bool:
         """End a step; returns whether its error is swallowed, and the step run again."""

@@ -158,10 +158,10 @@ class ProtectedState:
 
     def digest_also(self) -> str:
         """Return digests of optimizers' options and of what `also` has; equal on all ranks."""
-        small = self._read_small()
         names = ["options of optimizers", *(type(each).__name__ for each in self._small)]
+        parts = [_read_shared(each) for each in self._small]
         found = []
-        for name, part in zip(names, (small["groups"], *small["also"]), strict=True):
+        for name, part in zip(names, (self._read_groups(), *parts), strict=True):
             digest = hashlib.blake2b(digest_size=4)
             _update(digest, part)
             found.append(f"{name} {digest.hexdigest()}")
@@ -225,15 +225,17 @@ class ProtectedState:
         return (each for each in own if each is not None)
 
     def _read_small(self) -> dict[str, Any]:
-        groups = [
-            [{key: each[key] for key in each if key != "params"} for each in optimizer.param_groups]
-            for optimizer in self._optimizers
-        ]
         return {
-            "groups": groups,
+            "groups": self._read_groups(),
             "also": [each.state_dict() for each in self._small],  # type: ignore[attr-defined]
             "training": self.read_modes(),
         }
+
+    def _read_groups(self) -> list[Any]:
+        return [
+            [{key: each[key] for key in each if key != "params"} for each in optimizer.param_groups]
+            for optimizer in self._optimizers
+        ]
 
     def _write_small(self, small: dict[str, Any]) -> None:
         for optimizer, groups in zip(self._optimizers, small["groups"], strict=True):
@@ -309,6 +311,11 @@ def _update(digest: Any, value: Any) -> None:
         digest.update(flat.view(torch.uint8).numpy().tobytes())
     else:
         digest.update(repr(value).encode())
+
+
+def _read_shared(own: Any) -> Any:
+    """Return the state of an object that is the same on all ranks."""
+    return own.shared() if hasattr(own, "shared") else own.state_dict()
 
 
 def _local(tensor: Tensor) -> Tensor:

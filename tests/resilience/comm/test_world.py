@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -342,3 +344,18 @@ def test_restarts_leave_neither_threads_nor_sockets() -> None:
     growth = run(restart_often, 4, 25)
 
     assert all(each <= 2 for [each] in growth), growth
+
+
+def test_process_ends_beside_a_group_that_does_not() -> None:
+    """The destructor of gloo's group waits for a send that no peer asks for."""
+    program = """
+import threading
+from resilience.comm.world import drop_groups
+
+class Group:
+    def __del__(self):
+        threading.Event().wait(120)
+
+drop_groups([Group()])
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

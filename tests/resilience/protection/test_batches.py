@@ -127,3 +127,16 @@ def test_loader_with_too_few_batches_is_refused() -> None:
 def test_no_batches_of_a_step_are_refused() -> None:
     with pytest.raises(ValueError, match="accumulate is 0; allowed: 1 and more"):
         Batches([1], 0, seed)
+
+
+def test_batches_left_over_make_a_step_where_they_are_kept() -> None:
+    batches = Batches([0, 1, 2, 3, 4], 2, seed, keeps_rest=True)
+    cursor: dict[str, object] = {}
+    found = []
+    for step in range(4):
+        cursor, read = batches.read(cursor, step)
+        found.append(read)
+    assert found == [[0, 1], [2, 3], [4], [0, 1]]
+
+    late = Batches([0, 1, 2, 3, 4], 2, seed, keeps_rest=True)
+    assert late.read({}, 5)[1] == [4]

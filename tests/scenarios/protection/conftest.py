@@ -23,6 +23,7 @@ class Ended:
     """What the ranks of a program ended with, and what they had in each step."""
 
     def __init__(self, out: Path) -> None:
+        self.folder = out
         self.ends = {
             rank: json.loads(path.read_text())
             for rank in range(NUM_RANKS)
@@ -30,6 +31,11 @@ class Ended:
         }
         self.fired = sorted(each.name for each in out.glob("fired-*"))
         self.saved = {each.name for each in out.glob("saved-*")}
+        self.checkpoints = sorted(each.name for each in out.glob("trained/*"))
+        self.calls = [
+            path.read_text().splitlines() if path.exists() else []
+            for path in (out / f"calls-{rank}" for rank in range(NUM_RANKS))
+        ]
         self.steps: dict[tuple[int, int], set[str]] = {}
         for rank in range(NUM_RANKS):
             path = out / f"steps-{rank}"
@@ -49,14 +55,14 @@ class Ended:
 
 
 def start(run: Run, name: str, faults: str = "") -> None:
-    """Start a program of this folder on two nodes of two ranks each."""
+    """Start a program of a scenario's folder on two nodes of two ranks each."""
     for node in ("n0", "n1"):
         run.start(
             node,
             *("--nnodes", "2", "--nproc-per-node", "2"),
             # By default a hang takes longer than a test may.
             *(("--hang-deadline-s", "8") if "stop" in faults else ()),
-            program=(str(FOLDER / f"{name}_program.py"),),
+            program=(str(next(FOLDER.parent.glob(f"*/{name}_program.py"))),),
             warm="imports",
             # Sockets of a loader's workers lie there, whose paths may not be long.
             variables={"FAULTS": faults, "TMPDIR": "/tmp"},

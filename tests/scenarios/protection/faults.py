@@ -56,6 +56,12 @@ class Faults:
     def protect(self, model: nn.Module, optimizer: Any, also: Any = (), **options: Any) -> Any:
         """Protect as a program does, with faults at places that are not its own."""
         first = optimizer[0] if isinstance(optimizer, list) else optimizer
+        self.watch(model, first)
+        self.follow(resilience.protect(model, optimizer, also, **options), first)
+        return self.run
+
+    def watch(self, model: nn.Module, first: Any) -> None:
+        """Reach places of a step that come before protect's own."""
         model.register_forward_pre_hook(lambda *_: self.reach("forward"))
         parameters = [each for each in model.parameters() if each.requires_grad]
         middle = parameters[len(parameters) // 2]
@@ -70,10 +76,12 @@ class Faults:
 
         gate.GroupChannel.reduce = reduce  # type: ignore[method-assign]
         self.reach("set_up")
-        self.run = resilience.protect(model, optimizer, also, **options)
+
+    def follow(self, run: resilience.Run, first: Any) -> None:
+        """Reach places of a step that come behind protect's own."""
+        self.run = run
         first.register_step_pre_hook(lambda *_: self.reach("before_update"))
         first.register_step_post_hook(lambda *_: self.reach("after_update"))
-        return self.run
 
 
 def note(run: resilience.Run, **values: Any) -> None:
@@ -83,14 +91,19 @@ def note(run: resilience.Run, **values: Any) -> None:
         file.write(json.dumps([run.index, {key: str(each) for key, each in values.items()}]) + "\n")
 
 
-def write_digest(run: resilience.Run) -> None:
-    """Write down what a rank ends with: digests by kind of state, and all small state."""
+def digest_state(run: resilience.Run) -> dict[str, Any]:
+    """Return digests by kind of state."""
     found: dict[str, Any] = {}
     for name, tensor in run.state._entries():
         kind = "/".join(name.split("/")[:2])
         value = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         digest = found.setdefault(kind, hashlib.blake2b(digest_size=8))
         digest.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    told = {kind: digest.hexdigest() for kind, digest in sorted(found.items())}
+    return {kind: digest.hexdigest() for kind, digest in sorted(found.items())}
+
+
+def write_digest(run: resilience.Run) -> None:
+    """Write down what a rank ends with: digests by kind of state, and all small state."""
+    told = digest_state(run)
     told |= {"small": repr(run.state._read_small()), "cursor": run.state.cursor, "step": run.index}
     (OUT / f"end-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(told))

@@ -1,0 +1,1 @@
+"""Loops of frameworks under `resilience.protect`, each in a module of its own."""

@@ -1,0 +1,71 @@
+"""Calls of a Trainer's callbacks, each once, where a step or a log is run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from resilience.script import log
+
+_LOGGED = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "lr"}
+"""Values of a Trainer's line, and their names in the run's log."""
+
+
+class CallbackCalls:
+    """Stands between a Trainer and its callbacks; made for one call of train().
+
+    In what is run again, a callback that was called already is left out, and the flags of control
+    become what it left. Lines of the log wait until all ranks have ended what wrote them; with
+    `tells_run` the run's log has them, too.
+    """
+
+    def __init__(self, handler: Any, *, tells_run: bool) -> None:
+        self._handler = handler
+        self._tells_run = tells_run
+        self._part: tuple[str, int] = ("", -1)
+        self._flags: list[dict[str, bool]] = []
+        """Flags of control after each call in this part of the program."""
+        self._num_calls = 0
+        self._holds_lines = False
+        self._lines: list[Callable[[], object]] = []
+        self._call_all = handler.call_event
+        handler.call_event = self._call
+
+    def begin(self, part: str, step: int, *, holds_lines: bool = False) -> None:
+        """Note what the program begins, or begins again."""
+        if self._part != (part, step):
+            self._part, self._flags = (part, step), []
+        self._num_calls, self._holds_lines = 0, holds_lines
+        self._lines.clear()
+
+    def deliver_lines(self) -> None:
+        """Call on_log for the lines that have waited."""
+        self._holds_lines = False
+        lines, self._lines = self._lines, []
+        for deliver in lines:
+            deliver()
+
+    def close(self) -> None:
+        """Leave the callbacks to the Trainer."""
+        self.deliver_lines()
+        self._handler.call_event = self._call_all
+
+    def _log(self, args: Any, state: Any, control: Any, given: dict[str, Any]) -> None:
+        logs = given["logs"]
+        if self._tells_run and args.process_index == 0 and "loss" in logs:
+            values = {own: logs[name] for name, own in _LOGGED.items() if name in logs}
+            log(state.global_step, **values)
+        self._call_all("on_log", args, state, control, **given)
+
+    def _call(self, event: str, args: Any, state: Any, control: Any, **given: Any) -> Any:
+        if event == "on_log" and self._holds_lines:
+            given = {**given, "logs": dict(given["logs"])}
+            self._lines.append(lambda: self._log(args, state, control, given))
+            return control
+        number, self._num_calls = self._num_calls, self._num_calls + 1
+        if number < len(self._flags):
+            vars(control).update(self._flags[number])
+            return control
+        control = self._call_all(event, args, state, control, **given)
+        self._flags.append(dict(vars(control)))
+        return control

@@ -1,0 +1,57 @@
+"""Settings of a Trainer that are refused before a step is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
+
+from resilience.errors import StateError
+from resilience.frameworks import huggingface
+from resilience.frameworks.huggingface import Trainer
+
+
+def make_trainer(folder: Path, **options: Any) -> Any:
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=8, n_positions=4))
+    row = torch.zeros(4, dtype=torch.long)
+    known = {"output_dir": str(folder / "out"), "use_cpu": True, "report_to": [], "max_steps": 1}
+    return Trainer(
+        model=model,
+        args=TrainingArguments(**{**known, **options}),
+        train_dataset=[{"input_ids": row, "labels": row}] * 8,
+        eval_dataset=[{"input_ids": row, "labels": row}],
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param({"auto_find_batch_size": True}, "auto_find_batch_size", id="batch-size"),
+        pytest.param({"torch_compile": True}, "torch_compile", id="compile"),
+        pytest.param({"eval_on_start": True, "eval_strategy": "steps"}, "eval_on_start", id="eval"),
+    ],
+)
+def test_setting_that_is_not_kept_exact_is_refused(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    trainer = make_trainer(tmp_path, **options)
+
+    with pytest.raises(StateError, match=f"training with {words} is not kept exact"):
+        trainer.train()
+
+
+def test_other_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface, "VERSIONS", ("5.23.",))
+
+    with pytest.raises(StateError, match=r"has another loop; allowed: 5\.23\.x"):
+        make_trainer(tmp_path).train()
+
+
+def test_name_that_is_no_trainer_is_an_error_of_its_own() -> None:
+    with pytest.raises(ImportError, match="GRPOTrainer"):
+        from resilience.frameworks.huggingface import (  # noqa: F401
+            GRPOTrainer,  # type: ignore[attr-defined]
+        )

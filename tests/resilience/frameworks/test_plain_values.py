@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from collections import defaultdict
+from types import SimpleNamespace
+
+import torch
+
+from resilience.frameworks.plain_values import read_values, write_values
+
+
+def test_plain_attributes_are_put_back_and_others_stay() -> None:
+    kept, other = torch.ones(2), object()
+    owner = SimpleNamespace(count=1, lines=[{"loss": 0.5}], kept=kept, other=other, apart=7)
+    values = read_values(owner, without=frozenset({"apart"}))
+
+    owner.count, owner.apart = 9, 8
+    owner.lines.append({"loss": 0.1})
+    kept.zero_()
+    write_values(owner, values)
+
+    assert (owner.count, owner.lines, owner.apart) == (1, [{"loss": 0.5}], 8)
+    assert owner.other is other
+    assert owner.kept.tolist() == [1, 1]
+
+
+def test_mapping_stays_the_object_that_it_is() -> None:
+    """trl's trainers add to a value that is not there yet."""
+    metrics = {"train": defaultdict(list, loss=[1.0])}
+    owner = SimpleNamespace(metrics=metrics)
+    values = read_values(owner)
+
+    metrics["train"]["loss"].append(2.0)
+    metrics["train"]["late"].append(3.0)
+    write_values(owner, values)
+
+    assert owner.metrics is metrics
+    metrics["train"]["new"].append(4.0)
+    assert metrics["train"] == {"loss": [1.0], "new": [4.0]}
+
+
+def test_attribute_that_holds_an_object_anywhere_is_left_out() -> None:
+    owner = SimpleNamespace(mixed=[1, object()], deep={"a": {"b": {"c": {"d": 1}}}})
+
+    assert read_values(owner) == {}

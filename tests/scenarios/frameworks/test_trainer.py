@@ -1,0 +1,94 @@
+"""transformers.Trainer through faults: the bits, lines and calls of a run without them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.resilience.agent.conftest import run
+from tests.resilience.agent.runs import Run
+from tests.scenarios.protection.conftest import Ended, Protect, protect, start
+
+__all__ = ["protect", "run"]
+
+STEPS = range(10)
+IN_STEP = ("forward", "backward", "reduced", "gate", "gate_passed", "before_update", "after_update")
+BETWEEN = {
+    "log": (2, 3, 4, 6, 8, 9, 10),
+    "logged": (2, 3, 4, 6, 8, 9, 10),
+    "predict": (3, 6, 9, 10),
+    "evaluated": (3, 6, 9, 10),
+    "save": (4, 8, 10),
+    "saved": (4, 8, 10),
+}
+"""Places between steps, and after how many steps the program reaches them."""
+
+
+def test_faults_change_no_bit_and_no_call_of_a_callback(protect: Protect, tmp_path: Path) -> None:
+    faults = (
+        "1@0:forward:exception 0@3:predict:exception 2@4:save:kill 3@5:clip:exception "
+        "1@8:logged:kill 2@10:evaluated:exception"
+    )
+    ended = protect("trainer", faults)
+
+    expected = protect.undisturbed("trainer")  # type: ignore[attr-defined]
+    # Rank 1's and 2's new processes call theirs for the step that they begin with.
+    assert ended.calls[0] == expected.calls[0]
+    assert ended.calls[3] == expected.calls[3]
+    for rank in (1, 2):
+        assert not Counter(expected.calls[rank]) - Counter(ended.calls[rank])
+    logged = [json.loads(each) for each in ended.calls[0] if each.startswith('["log"')]
+    assert [step for _, step, _ in logged] == [2, 3, 4, 6, 6, 8, 9, 10, 10, 10]
+    assert (
+        ended.checkpoints
+        == expected.checkpoints
+        == ["checkpoint-10", "checkpoint-4", "checkpoint-8"]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_trainer_survives_faults_at_random_places(protect: Protect, seed: int) -> None:
+    source, found = random.Random(seed), dict[tuple[int, int], str]()
+    while len(found) < 4:
+        place = source.choice((*IN_STEP, "clip", *BETWEEN))
+        rank, step = source.randrange(4), source.choice(BETWEEN.get(place, STEPS))
+        found[rank, step] = f"{rank}@{step}:{place}:{source.choice(('exception', 'kill'))}"
+    protect("trainer", " ".join(found.values()))
+
+
+@pytest.mark.slow
+def test_best_model_is_that_of_a_run_without_faults(protect: Protect) -> None:
+    """Grouped samples and workers that last draw random numbers in evaluations, too."""
+    ended = protect("best", "0@4:save:kill 2@6:predict:kill 1@8:saved:kill 3@10:logged:exception")
+
+    assert ended.checkpoints == protect.undisturbed("best").checkpoints  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_resumed_training_ends_with_the_bits_of_one_in_one_go(
+    protect: Protect, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = protect.undisturbed("trainer")  # type: ignore[attr-defined]
+    monkeypatch.setenv("RESUME", str(first.folder / "trained" / "checkpoint-4"))
+
+    start(run, "trainer", "1@6:backward:kill 0@8:gate:exception")
+
+    assert [run.wait(node) for node in run.agents] == [0, 0], run.show()
+    ended = Ended(run.folder / "out")
+    assert len(ended.fired) == 2
+    for rank, found in first.ends.items():
+        # The mean loss, in the last line too, is that of the steps since the resume.
+        own = ended.ends[rank]
+        assert own["history"][:-1] == found["history"][:-1]
+        assert {**own, "loss": found["loss"], "history": found["history"]} == found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["forward", "predict"])
+def test_trainer_survives_a_stopped_process(protect: Protect, place: str) -> None:
+    protect("trainer", f"1@3:{place}:stop")
