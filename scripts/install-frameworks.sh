@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes an environment that holds Lightning, accelerate and Ray, with which tests run programs.
+# Makes an environment that holds Lightning, accelerate, Ray and trl, with which tests run programs.
 #
 #   install-frameworks.sh [PYTHON [FOLDER]]
 #
@@ -10,7 +10,8 @@
 set -eu
 
 packages='lightning==2.6.6 pytorch-lightning==2.6.6 torchmetrics==1.8.2 lightning-utilities==0.15.2
-accelerate==1.15.0 psutil==7.2.2 ray==2.60.0 msgpack==1.2.4 protobuf==7.36.2'
+accelerate==1.15.0 psutil==7.2.2 ray==2.60.0 msgpack==1.2.4 protobuf==7.36.2 trl==1.16.0 peft==0.21.2
+datasets==5.2.0 dill==0.4.1 multiprocess==0.70.19 pandas==3.1.1 pyarrow==26.0.1 httpx==0.28.1 httpcore==1.0.9'
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${1:-$root/.venv/bin/python}
@@ -26,5 +27,5 @@ own=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purel
 "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$own/project.pth"
 # shellcheck disable=SC2086  # one word a package
 "$folder/bin/python" -m pip --disable-pip-version-check --quiet install --no-deps $packages
-"$folder/bin/python" -W ignore -c 'import lightning.pytorch, accelerate, ray'
+"$folder/bin/python" -W ignore -c 'import lightning.pytorch, accelerate, ray, trl, peft'
 printf '%s\n' "$packages" >"$stamp"

@@ -45,6 +45,10 @@ FOREIGN_TARGETS = {
         "the exception is made here, by a class that a variable holds",
         "error.args",
     ),
+    "resilience/protection/batches.py": (
+        "accelerate has no other way to leave a broadcast out",
+        "loader.rng_types",
+    ),
     "resilience/frameworks/callback_calls.py": (
         "a Trainer's callbacks have no other way to be called once",
         "handler.call_event self._handler.call_event",
@@ -52,7 +56,7 @@ FOREIGN_TARGETS = {
     "resilience/frameworks/huggingface.py": (
         "a Trainer's loop counts in the Trainer",
         (
-            "model.find_unused_parameters self._loader.rng_types trainer.current_flos "
+            "model.find_unused_parameters trainer.current_flos "
             "trainer.current_gradient_accumulation_steps trainer.state.best_model_checkpoint "
             "trainer.state.epoch trainer.state.global_step"
         ),

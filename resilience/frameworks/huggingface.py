@@ -22,7 +22,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
-from accelerate.data_loader import DataLoaderDispatcher
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers.trainer import TRAINER_STATE_NAME
@@ -149,13 +148,6 @@ class _Loop:
         if isinstance(model, DistributedDataParallel):
             # Trainer's default. A parameter without a gradient is named at its first backward pass.
             model.find_unused_parameters = False
-        if isinstance(self._loader, DataLoaderDispatcher):
-            raise StateError(
-                "rank 0 sends batches to the others, which a process that joins would not be sent; "
-                'set accelerator_config={"dispatch_batches": False}'
-            )
-        # A broadcast while a batch is fetched; samplers have equal seeds anyway.
-        self._loader.rng_types = None
         scaler = trainer.accelerator.scaler
         also = [trainer.lr_scheduler, self.progress, *([scaler] if scaler is not None else [])]
         run = _TrainerRun(self, model, also)

@@ -34,6 +34,13 @@ class Batches:
                 f"run.steps() got a {type(loader).__name__}, which can be read once; give it the "
                 "loader or list behind that"
             )
+        if type(loader).__name__ == "DataLoaderDispatcher":
+            raise StateError(
+                "rank 0 of accelerate's loader sends batches to the others, and a process that "
+                "joins would get none; set dispatch_batches to False"
+            )
+        if hasattr(loader, "rng_types"):
+            loader.rng_types = None  # else accelerate broadcasts while a batch is fetched
         self._loader = loader
         self._num_batches = num_batches
         self._keeps_rest = keeps_rest
@@ -123,7 +130,8 @@ class Batches:
 
 def find_owners(loader: Any) -> list[Any]:
     """Return a loader and what chooses its samples."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    found = [loader, getattr(loader, "sampler", None), batch_sampler]
-    found.append(getattr(batch_sampler, "sampler", None))
+    found = [loader, getattr(loader, "sampler", None)]
+    own = loader
+    while (own := getattr(own, "batch_sampler", None)) is not None:  # accelerate's has another
+        found += [own, getattr(own, "sampler", None)]
     return list({id(each): each for each in found if each is not None}.values())

@@ -28,7 +28,7 @@ from resilience.inprocess.lasting import LastingGroup
 from resilience.protection.batches import Batches, find_owners
 from resilience.protection.engine import Alone, Engine, Recovering, RetryStep, refuse_second
 from resilience.protection.models import bind, detach
-from resilience.protection.state import ProtectedState, scalers
+from resilience.protection.state import ProtectedState, scalers, unwrap
 from resilience.protection.unregistered import NUM_STEPS, StateWatch
 from resilience.script import log
 from resilience.state.rng import seed_from
@@ -94,7 +94,8 @@ class Run:
         ignore: Sequence[str],
     ) -> None:
         refuse_second()
-        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        optimizers = [unwrap(each) for each in given]
         self._seed = seed
         self._model, self._binding = model, bind(model)
         for wrapped in _wrapped(also):

@@ -273,8 +273,8 @@ class ProtectedState:
                             "module that has it, in also="
                         )
             if hasattr(optimizer.step, "_wrapped_by_lr_sched") and not any(
-                isinstance(each, LRScheduler) and each.optimizer is optimizer
-                for each in self._small
+                isinstance(each, LRScheduler) and unwrap(each.optimizer) is optimizer
+                for each in (getattr(own, "scheduler", own) for own in self._small)
             ):
                 raise StateError(
                     f"a scheduler of {type(optimizer).__name__} is not in also=: add it, else a "
@@ -286,6 +286,13 @@ class ProtectedState:
                     f"no optimizer that protect was given updates {name!r}; give it all optimizers "
                     "of the model, or set requires_grad=False"
                 )
+
+
+def unwrap(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer that writes, behind accelerate's."""
+    while isinstance(own := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = own
+    return optimizer
 
 
 def scalers(also: Sequence[object]) -> Iterator[GradScaler]:

@@ -15,6 +15,7 @@ from tests.scenarios.protection.conftest import Ended, Protect, protect, start
 
 __all__ = ["protect", "run"]
 
+ROOT = Path(__file__).parents[3]
 STEPS = range(10)
 IN_STEP = ("forward", "backward", "reduced", "gate", "gate_passed", "before_update", "after_update")
 BETWEEN = {
@@ -86,6 +87,18 @@ def test_resumed_training_ends_with_the_bits_of_one_in_one_go(
         own = ended.ends[rank]
         assert own["history"][:-1] == found["history"][:-1]
         assert {**own, "loss": found["loss"], "history": found["history"]} == found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["SFT", "DPO"])
+def test_trl_ends_with_the_bits_of_a_run_without_faults(
+    protect: Protect, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    if not list(ROOT.glob(".venv-frameworks/lib/*/site-packages/trl")):
+        pytest.skip("scripts/install-frameworks.sh has not run")
+    monkeypatch.setenv("KIND", kind)
+
+    protect("trl", "1@2:forward:exception 0@3:predict:kill 3@4:save:exception 2@7:gate:kill", kind)
 
 
 @pytest.mark.slow

@@ -2,22 +2,13 @@
 
 import json
 import os
-import sys
-from pathlib import Path
 
 import torch
+from faulty import FAULTS, OUT, RANK, Places, without_times, write_end
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingArguments
 
-from resilience.frameworks import huggingface
 from resilience.frameworks.huggingface import Trainer
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "protection"))
-from faults import OUT, Faults, digest_state
-
-FAULTS = Faults()
-RANK = os.environ.get("RANK", "0")
-TIMES = ("runtime", "per_second")
 
 
 class Rows(Dataset):
@@ -35,9 +26,8 @@ class Notes(TrainerCallback):
     """Writes the calls of the callbacks down."""
 
     def write(self, event: str, state: object, **values: object) -> None:
-        kept = {key: each for key, each in values.items() if not key.endswith(TIMES)}
         with (OUT / f"calls-{RANK}").open("a") as file:
-            file.write(json.dumps([event, state.global_step, kept]) + "\n")
+            file.write(json.dumps([event, state.global_step, without_times(values)]) + "\n")
 
     def on_step_begin(self, args, state, control, **kwargs):
         self.write("step_begin", state)
@@ -57,36 +47,8 @@ class Notes(TrainerCallback):
         self.write("save", state)
 
 
-class Program(Trainer):
-    """Trainer with places for faults."""
-
-    def log(self, *given, **named):
-        FAULTS.reach("log")
-        super().log(*given, **named)
-        FAULTS.reach("logged")
-
-    def prediction_step(self, *given, **named):
-        FAULTS.reach("predict")
-        return super().prediction_step(*given, **named)
-
-    def _clip_grad_norm(self, model):
-        FAULTS.reach("clip")
-        return super()._clip_grad_norm(model)
-
-    def _save_checkpoint(self, *given):
-        FAULTS.reach("save")
-        super()._save_checkpoint(*given)
-
-
-class FaultyRun(huggingface._TrainerRun):
-    def __init__(self, loop, model, also):
-        optimizer = loop.trainer.optimizer.optimizer
-        FAULTS.watch(model, optimizer)
-        super().__init__(loop, model, also)
-        FAULTS.follow(self, optimizer)
-
-
-huggingface._TrainerRun = FaultyRun
+class Program(Places, Trainer):
+    pass
 
 
 def main(**options: object) -> None:
@@ -118,15 +80,7 @@ def main(**options: object) -> None:
         eval_dataset=Rows(32, seed=2),
         callbacks=[Notes()],
     )
-    result = trainer.train(resume_from_checkpoint=os.environ.get("RESUME"))
-    kept = [
-        {key: each for key, each in line.items() if not key.endswith(TIMES)}
-        for line in trainer.state.log_history
-    ]
-    told = digest_state(FAULTS.run)
-    told |= {"history": kept, "loss": result.training_loss, "flos": trainer.state.total_flos}
-    told |= {"rate": trainer.lr_scheduler.state_dict()["last_epoch"], "step": result.global_step}
-    (OUT / f"end-{RANK}.json").write_text(json.dumps(told))
+    write_end(trainer, trainer.train(resume_from_checkpoint=os.environ.get("RESUME")))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import signal
@@ -11,28 +10,42 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
-from resilience.frameworks.huggingface import VERSIONS, RecoveryMixin
+from resilience.frameworks.huggingface import VERSIONS
 from tests.resilience.agent.conftest import run
 from tests.resilience.agent.runs import Run
 
 __all__ = ["run"]
 
 PAGE = (Path(__file__).parents[3] / "docs" / "huggingface.md").read_text("utf-8")
-PROGRAM = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
+PROGRAM, LOOP = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 DIFF = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)[0].splitlines()
 
 
 def read_model(folder: Path) -> bytes:
-    return (folder / "model" / "model.safetensors").read_bytes()
+    weights = folder / "model" / "model.safetensors"
+    if weights.exists():
+        return weights.read_bytes()
+    found = torch.load(folder / "model.pt", weights_only=True)
+    return b"".join(each.numpy().tobytes() for each in found.values())
 
 
-def test_killed_worker_leaves_the_model_of_a_run_without_an_agent(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(PROGRAM, id="trainer"),
+        pytest.param(LOOP, id="accelerate", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_worker_leaves_the_model_of_a_run_without_an_agent(
+    run: Run, tmp_path: Path, text: str
+) -> None:
     alone = tmp_path / "alone"
     alone.mkdir()
     for folder in (alone, tmp_path):
-        (folder / "train.py").write_text(PROGRAM)
+        (folder / "train.py").write_text(text)
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
     command = [sys.executable, "-m", *torchrun]
     subprocess.run(command, cwd=alone, check=True, timeout=200, capture_output=True)
@@ -60,12 +73,3 @@ def test_program_differs_from_a_plain_one_by_the_line_of_its_import() -> None:
 def test_page_names_the_version_that_is_tried() -> None:
     assert transformers.__version__.startswith(VERSIONS)
     assert "another version than " + " and ".join(each.rstrip(".") for each in VERSIONS) in PAGE
-
-
-@pytest.mark.parametrize("name", re.findall(r"`((?:SFT|DPO)?Trainer)`", PAGE))
-def test_class_of_the_page_is_a_recovering_one(name: str) -> None:
-    module = importlib.import_module("resilience.frameworks.huggingface")
-    if name != "Trainer":
-        pytest.importorskip("trl")
-
-    assert issubclass(getattr(module, name), RecoveryMixin)

@@ -73,16 +73,16 @@ def start(run: Run, name: str, faults: str = "") -> None:
 def protect(run: Run, shared: Shared) -> Protect:
     """Return a function that runs a program with faults, and compares it with one without."""
 
-    def undisturbed(name: str) -> Ended:
+    def undisturbed(name: str, way: str = "") -> Ended:
         def make(folder: Path) -> None:
             first = Run(folder=folder, port=free_ports(1)[0])
             start(first, name)
             assert [first.wait(node) for node in first.agents] == [0, 0], first.show()
 
-        return Ended(shared.make_once(f"protected {name}", make) / "out")
+        return Ended(shared.make_once(f"protected {name} {way}", make) / "out")
 
-    def protected(name: str, faults: str) -> Ended:
-        expected = undisturbed(name)
+    def protected(name: str, faults: str, way: str = "") -> Ended:
+        expected = undisturbed(name, way)
         start(run, name, faults)
         assert [run.wait(node) for node in run.agents] == [0, 0], run.show()
         ended = Ended(run.folder / "out")
