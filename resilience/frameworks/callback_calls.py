@@ -15,13 +15,15 @@ class CallbackCalls:
     """Stands between a Trainer and its callbacks; made for one call of train().
 
     In what is run again, a callback that was called already is left out, and the flags of control
-    become what it left. Lines of the log wait until all ranks have ended what wrote them; with
-    `tells_run` the run's log has them, too.
+    become what it left. Lines of the log wait until what writes them has ended. With `tells_run`
+    the run's log has them, too.
     """
 
     def __init__(self, handler: Any, *, tells_run: bool) -> None:
         self._handler = handler
         self._tells_run = tells_run
+        self.is_calling = False
+        """A callback is being called."""
         self._part: tuple[str, int] = ("", -1)
         self._flags: list[dict[str, bool]] = []
         """Flags of control after each call in this part of the program."""
@@ -47,25 +49,28 @@ class CallbackCalls:
 
     def close(self) -> None:
         """Leave the callbacks to the Trainer."""
-        self.deliver_lines()
         self._handler.call_event = self._call_all
 
-    def _log(self, args: Any, state: Any, control: Any, given: dict[str, Any]) -> None:
-        logs = given["logs"]
+    def _log(self, args: Any, state: Any, logs: dict[str, Any]) -> None:
         if self._tells_run and args.process_index == 0 and "loss" in logs:
             values = {own: logs[name] for name, own in _LOGGED.items() if name in logs}
             log(state.global_step, **values)
-        self._call_all("on_log", args, state, control, **given)
 
     def _call(self, event: str, args: Any, state: Any, control: Any, **given: Any) -> Any:
         if event == "on_log" and self._holds_lines:
             given = {**given, "logs": dict(given["logs"])}
-            self._lines.append(lambda: self._log(args, state, control, given))
+            self._lines.append(lambda: self._call("on_log", args, state, control, **given))
             return control
         number, self._num_calls = self._num_calls, self._num_calls + 1
         if number < len(self._flags):
             vars(control).update(self._flags[number])
             return control
-        control = self._call_all(event, args, state, control, **given)
+        if event == "on_log":
+            self._log(args, state, given["logs"])
+        self.is_calling = True
+        try:
+            control = self._call_all(event, args, state, control, **given)
+        finally:
+            self.is_calling = False
         self._flags.append(dict(vars(control)))
         return control

@@ -15,7 +15,7 @@ import importlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import transformers
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import rotate_checkpoints
+from transformers.trainer_utils import has_length, rotate_checkpoints
 
 from resilience.errors import StateError
 from resilience.frameworks.callback_calls import CallbackCalls
@@ -37,6 +37,8 @@ VERSIONS = ("5.24.",)
 """Versions of transformers whose Trainer has the methods that are called here."""
 _SAVING = "saving"
 """Folder of the checkpoint that is being written, in a Trainer's own."""
+_REPLACED = ("get_batch_samples", "_run_epoch")
+"""Methods of a Trainer that are not called here."""
 _BY_METRIC = ("ReduceLROnPlateau", "GreedyLR")
 """Schedulers that step with an evaluation."""
 
@@ -57,11 +59,13 @@ class _TrainerRun(Run):
         super()._share()
         self._loop_of_trainer.progress.share()
 
-    def _call_functions(self) -> bool:
-        is_done = super()._call_functions()
-        if is_done:
-            self._loop_of_trainer.calls.deliver_lines()
-        return is_done
+    def _check_collective(self, name: str) -> None:
+        if self._loop_of_trainer.calls.is_calling:
+            self._refuse(
+                f"{name} in a callback, which a process that joins may call alone; communicate in "
+                "compute_loss, or in an evaluation"
+            )
+        super()._check_collective(name)
 
 
 class RecoveryMixin:
@@ -72,7 +76,7 @@ class RecoveryMixin:
     kept exact, with the remedy.
     """
 
-    _is_saving = False
+    _is_saving = _has_trained = False
 
     def _inner_training_loop(
         self,
@@ -114,7 +118,11 @@ class _Loop:
         self._ignore_keys = ignore_keys
         self._resume = resume
         trainer.accelerator.free_memory()
-        loader = trainer.get_train_dataloader()
+        if not has_length(loader := trainer.get_train_dataloader()):
+            raise StateError(
+                "the training data has no length, so that an epoch's end is not known; give a "
+                "dataset with one, or a map-style dataset"
+            )
         (
             num_epochs,
             updates_per_epoch,
@@ -164,6 +172,7 @@ class _Loop:
         trainer.control = trainer.callback_handler.on_train_begin(
             trainer.args, trainer.state, trainer.control
         )
+        self.progress.begin_part()
         for found in run.steps(self._loader, until=self._until, accumulate=self._accumulate):
             samples = found if self._accumulate > 1 else [found]
             with run.step():
@@ -175,9 +184,9 @@ class _Loop:
 
     def _take_step(self, samples: Sequence[Any]) -> None:
         trainer = self.trainer
-        self.progress.begin_step()
+        self.progress.begin_part()
         self.calls.begin("step", self._run.index)
-        if not self._cursor["position"]:
+        if not self._cursor["position"] or self._run.index == trainer._initial_global_step:
             self._tell("on_epoch_begin")
         num_items = trainer._get_num_items_in_batch(samples, trainer.args.device)
         trainer.current_gradient_accumulation_steps = len(samples)
@@ -220,19 +229,21 @@ class _Loop:
 
     def is_due(self) -> bool:
         """Return whether something is to be logged, evaluated, saved or ended after the step."""
-        control = self.trainer.control
-        flags = ("should_log", "should_evaluate", "should_save")
-        return any(getattr(control, each) for each in flags) or self._ends_epoch
+        return self.trainer.control.should_log or self._has_flags or self._ends_epoch
 
     def end_step(self, step: int) -> None:
         """Log, evaluate and save what is due after a step."""
         trainer = self.trainer
+        self.progress.begin_part()
         self.calls.begin("end of a step", step, holds_lines=True)
         # A loader that is used again draws less than a new process's.
         vars(trainer).pop("_eval_dataloaders", None)
         self._log_save_evaluate()
         if self._ends_epoch:
             self._tell("on_epoch_end")
+            self._log_save_evaluate()
+        self.calls.deliver_lines()
+        if self._has_flags:  # set in on_log
             self._log_save_evaluate()
         if trainer.control.should_training_stop and step < self._until:
             self._run.stop()
@@ -245,6 +256,11 @@ class _Loop:
     @property
     def _cursor(self) -> dict[str, Any]:
         return self._run.state.cursor
+
+    @property
+    def _has_flags(self) -> bool:
+        control = self.trainer.control
+        return bool(control.should_evaluate or control.should_save)
 
     @property
     def _ends_epoch(self) -> bool:
@@ -277,18 +293,23 @@ def move_checkpoint(trainer: Any, folder: Path) -> None:
     name = f"checkpoint-{trainer.state.global_step}"
     made, target = folder / name, folder.parent / name
     is_first = trainer.is_world_process_zero()
-    if trainer.state.best_model_checkpoint == str(made):
-        trainer.state.best_model_checkpoint = str(target)
+    best = folder.parent / f"checkpoint-{trainer.state.best_global_step}"
+    if best == target or best.is_dir():
+        trainer.state.best_model_checkpoint = str(best)
         if trainer.args.should_save:
             trainer.state.save_to_json(str(made / TRAINER_STATE_NAME))
     _wait_for_all(trainer)
+    if is_first:
+        shutil.rmtree(target, ignore_errors=True)
+        made.rename(target)
+    _wait_for_all(trainer)
     # Other nodes have files of their own where the disk is not shared.
-    for is_mover in (is_first, trainer.is_local_process_zero() and not is_first):
-        if is_mover and made.is_dir():
-            shutil.rmtree(target, ignore_errors=True)
-            made.rename(target)
+    if trainer.is_local_process_zero():
+        with suppress(OSError):  # moved already, or the shared disk's cache says otherwise
+            if not target.is_dir():
+                made.rename(target)
             folder.rmdir()
-        _wait_for_all(trainer)
+    _wait_for_all(trainer)
     if trainer.args.should_save:
         rotate_checkpoints(
             output_dir=str(folder.parent),
@@ -296,6 +317,10 @@ def move_checkpoint(trainer: Any, folder: Path) -> None:
             best_model_checkpoint=trainer.state.best_model_checkpoint,
             use_mtime=True,
         )
+
+
+def _is_own(trainer: Any, name: str) -> bool:
+    return getattr(type(trainer), name) is not getattr(transformers.Trainer, name)
 
 
 def _wait_for_all(trainer: Any) -> None:
@@ -320,7 +345,13 @@ def refuse(trainer: Any, trial: Any) -> None:
         "eval_on_start": args.eval_on_start,
         "DataParallel over several GPUs": args.n_gpu > 1,
         "inputs that are kept over steps (GRPO)": hasattr(trainer, "_buffered_inputs"),
+        "sync_ref_model": getattr(args, "sync_ref_model", False),
+        "push_to_hub": args.push_to_hub,
+        "sync_each_batch": trainer.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch"),
+        "train() a second time": trainer._has_trained,
+        **{f"its own {name}": _is_own(trainer, name) for name in _REPLACED},
     }
+    trainer._has_trained = True
     if found := [name for name, is_set in refused.items() if is_set]:
         raise StateError(
             f"training with {' and '.join(found)} is not kept exact through faults; leave it out"

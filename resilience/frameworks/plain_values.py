@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -18,6 +19,22 @@ def read_values(owner: object, *, without: frozenset[str] = frozenset()) -> dict
         if name not in without and _is_plain(value, _DEPTH):
             found[name] = _copy(value)
     return found
+
+
+def changed_values(owner: object, before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plain attributes that differ from those of an earlier `read_values`."""
+    return {
+        key: each
+        for key, each in read_values(owner).items()
+        if key not in before or not _is_same(each, before[key])
+    }
+
+
+def restore_values(owner: object, values: Mapping[str, Any], *, kept: frozenset[str]) -> None:
+    """Put back plain attributes, and remove those that were made since, but for `kept`."""
+    for name in read_values(owner, without=kept).keys() - values.keys():
+        delattr(owner, name)
+    write_values(owner, values)
 
 
 def write_values(owner: object, values: Mapping[str, Any]) -> None:
@@ -35,6 +52,16 @@ def _is_plain(value: Any, depth: int) -> bool:
     if depth and type(value) in (list, tuple):
         return all(_is_plain(each, depth - 1) for each in value)
     return type(value) in _PLAIN
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return type(one) is type(other) and bool(one == other)
 
 
 def _copy(value: Any) -> Any:

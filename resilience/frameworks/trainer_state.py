@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from resilience.frameworks.plain_values import read_values, write_values
+from resilience.frameworks.plain_values import (
+    changed_values,
+    read_values,
+    restore_values,
+    write_values,
+)
 
 _OF_RANK = ("is_local_process_zero", "is_world_process_zero", "log_history")
 """Fields of TrainerState that say which rank it is of, or that are sent as text."""
@@ -25,22 +30,30 @@ class TrainerProgress:
 
     The sum of losses and the number of operations since the last log are each rank's own. `share`
     brings them to all ranks in each step, so that a process that takes a lost rank's place gets
-    that rank's.
+    that rank's. Of the attributes of trainer and callbacks it gets those that have changed since
+    the training began: others may be a rank's own.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._rank = trainer.args.process_index
         self._rows = torch.zeros(trainer.args.world_size, 2, dtype=torch.float64)
+        self._rows_step = -1
+        """The step in which they were brought to all ranks."""
         self._history: tuple[int, str] = (0, "[]")
-        self._callbacks: list[dict[str, Any]] | None = None
-        """Values of callbacks at the begin of a step that is run again."""
+        self._callbacks: dict[str, dict[str, Any]] | None = None
+        """Changed values of callbacks at the begin of what is run again."""
+        self._at_first = read_values(trainer)
+        self._names = frozenset(vars(trainer)) | _APART
+        self._callbacks_at_first = {
+            key: read_values(each) for key, each in _callbacks(trainer).items()
+        }
         self.log: dict[str, Any] = {}
         """Gradient norm and learning rate of the last step, which its log has."""
         self.start_s = time.time()
 
-    def begin_step(self) -> None:
-        """Note that a step begins."""
+    def begin_part(self) -> None:
+        """Note that a step, or what follows one, begins."""
         self._callbacks = None
 
     def note_step(self, **values: Any) -> None:
@@ -51,6 +64,7 @@ class TrainerProgress:
         """Bring each rank's own sums to all ranks."""
         self._rows = torch.zeros_like(self._rows)
         self._rows[self._rank] = torch.tensor(self._read_own(), dtype=torch.float64)
+        self._rows_step = self._trainer.state.global_step
         if len(self._rows) > 1:
             dist.all_reduce(self._rows)
 
@@ -70,8 +84,10 @@ class TrainerProgress:
             "history": self._write_history(),
             "own": self._read_own(),
             "rows": self._rows.clone(),
+            "rows_step": self._rows_step,
             "attributes": read_values(trainer, without=_APART),
-            "callbacks": self._callbacks or [read_values(each) for each in _callbacks(trainer)],
+            "changed": list(changed_values(trainer, self._at_first)),
+            "callbacks": self._read_callbacks() if self._callbacks is None else self._callbacks,
             "log": dict(self.log),
             "start_s": self.start_s,
         }
@@ -82,26 +98,36 @@ class TrainerProgress:
         vars(trainer.state).update(json.loads(state_dict["state"]))
         trainer.state.log_history = json.loads(state_dict["history"])
         vars(trainer.control).update(state_dict["control"])
-        write_values(trainer, state_dict["attributes"])
-        self._rows = state_dict["rows"].clone()
+        self._rows, self._rows_step = state_dict["rows"].clone(), state_dict["rows_step"]
         self._callbacks = state_dict["callbacks"]
-        if not is_own:
-            # Its own have not been called yet; where this rank stays, each is called once.
-            for each, values in zip(_callbacks(trainer), state_dict["callbacks"], strict=True):
-                write_values(each, values)
-        own = [
-            # A log sets a sum to 0 on all ranks.
-            mine if is_own or given == theirs else 0.0
-            for mine, given, theirs in zip(
-                state_dict["own"] if is_own else self._rows[self._rank].tolist(),
-                state_dict["own"],
-                self._rows[state_dict["rank"]].tolist(),
-                strict=True,
+        attributes, own_sums = state_dict["attributes"], state_dict["own"]
+        if is_own:
+            # Callbacks keep what they have: each call is made once.
+            restore_values(trainer, attributes, kept=self._names)
+        else:
+            write_values(
+                trainer,
+                {key: attributes[key] for key in state_dict["changed"] if key in attributes},
             )
-        ]
-        trainer._tr_loss.fill_(own[0])  # noqa: SLF001
-        trainer.current_flos = own[1]
+            for key, each in _callbacks(trainer).items():
+                write_values(each, state_dict["callbacks"].get(key, {}))
+            own_sums = self._find_sums(own_sums, state_dict["rank"])
+        trainer._tr_loss.fill_(own_sums[0])  # noqa: SLF001
+        trainer.current_flos = own_sums[1]
         self.log, self.start_s = dict(state_dict["log"]), state_dict["start_s"]
+
+    def _find_sums(self, of_sender: Sequence[float], sender: int) -> list[float]:
+        """Return this rank's sums, given another's; a log or a save has set both to 0."""
+        loss, flos = self._rows[self._rank].tolist()
+        has_logged = self._trainer._globalstep_last_logged > self._rows_step  # noqa: SLF001
+        has_stored = of_sender[1] != float(self._rows[sender, 1])
+        return [0.0 if has_logged else loss, 0.0 if has_stored else flos]
+
+    def _read_callbacks(self) -> dict[str, dict[str, Any]]:
+        return {
+            key: changed_values(each, self._callbacks_at_first.get(key, {}))
+            for key, each in _callbacks(self._trainer).items()
+        }
 
     def _read_own(self) -> list[float]:
         return [float(self._trainer._tr_loss), float(self._trainer.current_flos)]  # noqa: SLF001
@@ -114,6 +140,10 @@ class TrainerProgress:
         return self._history[1]
 
 
-def _callbacks(trainer: Any) -> list[Any]:
-    found: list[Any] = trainer.callback_handler.callbacks
+def _callbacks(trainer: Any) -> dict[str, Any]:
+    """Return the callbacks by class and number, since ranks may have others besides."""
+    found: dict[str, Any] = {}
+    for each in trainer.callback_handler.callbacks:
+        name = type(each).__name__
+        found[f"{name}/{sum(key.startswith(f'{name}/') for key in found)}"] = each
     return found

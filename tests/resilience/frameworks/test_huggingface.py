@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
 from resilience.errors import StateError
@@ -55,3 +56,31 @@ def test_name_that_is_no_trainer_is_an_error_of_its_own() -> None:
         from resilience.frameworks.huggingface import (  # noqa: F401
             GRPOTrainer,  # type: ignore[attr-defined]
         )
+
+
+def test_data_without_a_length_is_refused(tmp_path: Path) -> None:
+    class Endless(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(())
+
+    trainer = make_trainer(tmp_path)
+    trainer.train_dataset = Endless()
+
+    with pytest.raises(StateError, match="the training data has no length"):
+        trainer.train()
+
+
+def test_second_training_and_a_loop_of_ones_own_are_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, save_strategy="no")
+    trainer.train()
+    with pytest.raises(StateError, match=r"train\(\) a second time"):
+        trainer.train()
+
+    class Other(Trainer):  # type: ignore[valid-type, misc]
+        def get_batch_samples(self, *given: Any) -> Any:
+            return super().get_batch_samples(*given)
+
+    other = make_trainer(tmp_path)
+    other.__class__ = Other
+    with pytest.raises(StateError, match="its own get_batch_samples"):
+        other.train()

@@ -5,7 +5,12 @@ from types import SimpleNamespace
 
 import torch
 
-from resilience.frameworks.plain_values import read_values, write_values
+from resilience.frameworks.plain_values import (
+    changed_values,
+    read_values,
+    restore_values,
+    write_values,
+)
 
 
 def test_plain_attributes_are_put_back_and_others_stay() -> None:
@@ -42,3 +47,23 @@ def test_attribute_that_holds_an_object_anywhere_is_left_out() -> None:
     owner = SimpleNamespace(mixed=[1, object()], deep={"a": {"b": {"c": {"d": 1}}}})
 
     assert read_values(owner) == {}
+
+
+def test_attribute_that_was_made_since_is_removed_unless_it_is_kept() -> None:
+    owner = SimpleNamespace(bar=object())
+    values = read_values(owner)
+
+    owner.count, owner.bar = 3, None
+    restore_values(owner, values, kept=frozenset({"bar"}))
+
+    assert vars(owner) == {"bar": None}
+
+
+def test_changed_values_leave_out_a_ranks_own() -> None:
+    owner = SimpleNamespace(rank=1, bar=None, count=0, sums={"loss": [torch.zeros(1)]})
+    before = read_values(owner)
+
+    owner.count = 2
+    owner.sums["loss"].append(torch.ones(1))
+
+    assert changed_values(owner, before).keys() == {"count", "sums"}

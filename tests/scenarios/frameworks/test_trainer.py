@@ -31,18 +31,17 @@ BETWEEN = {
 
 def test_faults_change_no_bit_and_no_call_of_a_callback(protect: Protect, tmp_path: Path) -> None:
     faults = (
-        "1@0:forward:exception 0@3:predict:exception 2@4:save:kill 3@5:clip:exception "
-        "1@8:logged:kill 2@10:evaluated:exception"
+        "1@0:forward:exception 1@3:predict:exception 2@4:save:kill 3@5:clip:exception "
+        "0@8:logged:kill 2@10:evaluated:exception"
     )
     ended = protect("trainer", faults)
 
     expected = protect.undisturbed("trainer")  # type: ignore[attr-defined]
-    # Rank 1's and 2's new processes call theirs for the step that they begin with.
-    assert ended.calls[0] == expected.calls[0]
+    assert ended.calls[1] == expected.calls[1]
     assert ended.calls[3] == expected.calls[3]
-    for rank in (1, 2):
+    for rank in (0, 2):  # a new process calls its own for what it begins with
         assert not Counter(expected.calls[rank]) - Counter(ended.calls[rank])
-    logged = [json.loads(each) for each in ended.calls[0] if each.startswith('["log"')]
+    logged = [json.loads(each) for each in ended.calls[1] if each.startswith('["log"')]
     assert [step for _, step, _ in logged] == [2, 3, 4, 6, 6, 8, 9, 10, 10, 10]
     assert (
         ended.checkpoints
@@ -87,6 +86,14 @@ def test_resumed_training_ends_with_the_bits_of_one_in_one_go(
         own = ended.ends[rank]
         assert own["history"][:-1] == found["history"][:-1]
         assert {**own, "loss": found["loss"], "history": found["history"]} == found
+
+
+def test_callback_that_communicates_is_refused(run: Run) -> None:
+    """A new process would call it alone, and its collective meet another one."""
+    start(run, "talking_callback")
+
+    assert 1 in [run.wait(node) for node in run.agents], run.show()
+    assert "allreduce in a callback, which a process that joins may call alone" in run.text()
 
 
 @pytest.mark.slow

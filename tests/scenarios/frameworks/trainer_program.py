@@ -47,8 +47,15 @@ class Notes(TrainerCallback):
         self.write("save", state)
 
 
+class Own(TrainerCallback):
+    """A callback of rank 0 alone."""
+
+
 class Program(Places, Trainer):
-    pass
+    def compute_loss(self, *given, **named):
+        if self.model.training:
+            self.num_losses = getattr(self, "num_losses", 0) + 1
+        return super().compute_loss(*given, **named)
 
 
 def main(**options: object) -> None:
@@ -69,7 +76,6 @@ def main(**options: object) -> None:
         "eval_steps": 3,
         "save_steps": 4,
         "report_to": [],
-        "disable_tqdm": True,
         "dataloader_pin_memory": False,
     }
     arguments = TrainingArguments(**{**known, **options})
@@ -78,9 +84,14 @@ def main(**options: object) -> None:
         args=arguments,
         train_dataset=Rows(144, seed=1),
         eval_dataset=Rows(32, seed=2),
-        callbacks=[Notes()],
+        callbacks=[Notes(), *([Own()] if RANK == "0" else [])],
     )
-    write_end(trainer, trainer.train(resume_from_checkpoint=os.environ.get("RESUME")))
+    trainer.own_rank = RANK
+    resume = os.environ.get("RESUME")
+    result = trainer.train(resume_from_checkpoint=resume)
+    assert trainer.own_rank == RANK
+    assert resume or trainer.num_losses == 2 * 9
+    write_end(trainer, result)
 
 
 if __name__ == "__main__":
