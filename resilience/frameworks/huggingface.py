@@ -156,6 +156,11 @@ class _Loop:
         if isinstance(model, DistributedDataParallel):
             # Trainer's default. A parameter without a gradient is named at its first backward pass.
             model.find_unused_parameters = False
+        elif trainer.args.world_size > 1:
+            raise StateError(
+                "the Trainer has not wrapped its model in DistributedDataParallel; call evaluate() "
+                "and predict() after train(), or with another Trainer"
+            )
         scaler = trainer.accelerator.scaler
         also = [trainer.lr_scheduler, self.progress, *([scaler] if scaler is not None else [])]
         run = _TrainerRun(self, model, also)

@@ -187,7 +187,7 @@ class Recovering:
         self._layout_rank: int | None = None
         self._told: list[RankProgress] = []
         self._has_ended = False
-        """An error of this rank has ended the run."""
+        """The run has ended, by its last step or by an error of this rank."""
         set_up = current_set_up()
         self._is_new = set_up is not None and set_up.is_replay
         longest_s, self._notes = _end_set_up()
@@ -442,6 +442,7 @@ class Recovering:
     def finish(self) -> bool:
         """End the run's steps; returns False where another rank needs this one once more."""
         if self.mark(Activity.NOWHERE) and self._session.finish(self._members, None):
+            self._has_ended = True
             return True
         self._error = self._error or BrokenError("another rank failed after this one had finished")
         return False

@@ -50,6 +50,8 @@ def main() -> None:
                 if WAY == "stop" and is_odd and run.index == 3:
                     run.stop()
                 optimizer.step()
+    if WAY == "protected later":
+        resilience.protect(nn.Linear(2, 1), [])
 
 
 main()

@@ -72,6 +72,7 @@ def test_program_survives_a_stopped_process(protect: Protect, place: str) -> Non
         pytest.param("functions", "batch 0, with functions every ", marks=pytest.mark.slow),
         pytest.param("checkpoints", "different steps: 0, 2; have", marks=pytest.mark.slow),
         pytest.param("protected twice", "protect a second time in", marks=pytest.mark.slow),
+        pytest.param("protected later", "protect a second time in", marks=pytest.mark.slow),
     ],
 )
 def test_rank_that_does_something_else_ends_the_run_with_its_words(
