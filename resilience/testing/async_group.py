@@ -274,6 +274,23 @@ class AsyncGroup:
         return random.Random(f"{self._world.seed}/{self.rank}/{issued.key}")
 
 
+class AsyncChannel:
+    """The gate over an asynchronous group."""
+
+    def __init__(self, group: AsyncGroup, *, timeout_s: float = 60.0) -> None:
+        self._group = group
+        self._timeout_s = timeout_s
+
+    def reduce(self, buffer: Tensor) -> None:
+        """Sum in the queue, and block until the queue is through."""
+        self._group.all_reduce(buffer).wait()
+        self._group.synchronize(self._timeout_s)
+
+    def abort(self) -> None:
+        """Abort the group."""
+        self._group.abort()
+
+
 def _sum(inputs: dict[int, Tensor | None]) -> Tensor:
     total = _get(inputs, 0).clone()
     for rank in range(1, len(inputs)):

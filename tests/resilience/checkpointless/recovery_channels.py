@@ -21,7 +21,7 @@ from resilience.comm.page import Activity
 from resilience.comm.sockets import open_sockets, shut_down, sockets_since
 from resilience.comm.waits import wait_in_slices
 from resilience.errors import BrokenError
-from resilience.testing.async_group import AsyncWorld
+from resilience.testing.async_group import AsyncChannel, AsyncWorld
 from tests.resilience.checkpointless.async_messages import MessageWorld
 
 TIMEOUT_S = 50
@@ -155,19 +155,6 @@ class GlooChannels:
         _kept.append(self.seats)
 
 
-class AsyncChannel:
-    """The gate over an asynchronous group."""
-
-    def __init__(self, group):
-        self._group = group
-        self.abort = group.abort
-
-    def reduce(self, buffer):
-        """Sum in the queue, and block until the queue is through."""
-        self._group.all_reduce(buffer).wait()
-        self._group.synchronize(TIMEOUT_S)
-
-
 class AsyncChannels:
     """Queues for the gradients, others for the gate, and messages."""
 
@@ -189,7 +176,7 @@ class AsyncChannels:
 
     def sit_down(self, rank):
         seat, group = self.seats[rank], self._gradients.groups[rank]
-        inner = AsyncChannel(self._gates.groups[rank])
+        inner = AsyncChannel(self._gates.groups[rank], timeout_s=TIMEOUT_S)
         seat.group = Watched(
             self._messages.groups[rank],
             seat,

@@ -56,8 +56,7 @@ def without_times(values: dict[str, Any]) -> dict[str, Any]:
 
 def write_end(trainer: Any, result: Any) -> None:
     """Write down state, log and counts of a rank."""
-    assert FAULTS.run is not None
-    told: dict[str, Any] = digest_state(FAULTS.run)
+    told: dict[str, Any] = {} if FAULTS.run is None else digest_state(FAULTS.run)
     told |= {"history": [without_times(each) for each in trainer.state.log_history]}
     told |= {"loss": result.training_loss, "flos": trainer.state.total_flos}
     told |= {"rate": trainer.lr_scheduler.state_dict()["last_epoch"], "step": result.global_step}

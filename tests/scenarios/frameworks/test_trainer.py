@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -94,6 +97,25 @@ def test_callback_that_communicates_is_refused(run: Run) -> None:
 
     assert 1 in [run.wait(node) for node in run.agents], run.show()
     assert "allreduce in a callback, which a process that joins may call alone" in run.text()
+
+
+@pytest.mark.slow
+def test_without_dropout_two_ranks_log_what_the_plain_trainer_logs(tmp_path: Path) -> None:
+    found = []
+    for name in ("plain", "ours"):
+        out = tmp_path / name
+        out.mkdir()
+        variables = {**os.environ, "OUT": str(out), "DROPOUT": "0", "TMPDIR": "/tmp"}
+        variables |= {"PLAIN": "1"} if name == "plain" else {}
+        program = str(Path(__file__).parent / "trainer_program.py")
+        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", program]
+        command = [sys.executable, "-m", *torchrun]
+        subprocess.run(command, env=variables, check=True, timeout=200, capture_output=True)
+        found.append(json.loads((out / "end-0.json").read_text()))
+    plain, ours = found
+
+    assert "model/parameter" not in plain
+    assert {key: ours[key] for key in plain} == plain
 
 
 @pytest.mark.slow
