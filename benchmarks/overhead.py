@@ -27,7 +27,7 @@ LAYOUTS = ("ddp", "fsdp")
 WARM_UP = 20
 """Steps of each kind that are not counted; the losses of both have to agree in them."""
 RANKS = {"ddp": 2, "fsdp": 4}
-"""Where ranks share a core, each wait for all of them costs as much as their work there lasts."""
+"""Workers by layout. On a shared core a wait for all workers lasts as long as their work there."""
 LOSS_DIFFERENCE_MAX = 1e-4
 PAIR_LIMIT_S = 3.0
 START_LIMIT_S = 180.0

@@ -14,14 +14,14 @@ _LOGGED = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "lr"}
 class CallbackCalls:
     """Stands between a Trainer and its callbacks; made for one call of train().
 
-    In what is run again, a callback that was called already is left out, and the flags of control
-    become what it left. Lines of the log wait until what writes them has ended. With `tells_run`
-    the run's log has them, too.
+    Where a step or a log is run again, a callback is not called twice: the flags that its first
+    call left are restored. Calls of on_log wait for `deliver_lines`. With `writes_log` the run's
+    log gets their losses, too.
     """
 
-    def __init__(self, handler: Any, *, tells_run: bool) -> None:
+    def __init__(self, handler: Any, *, writes_log: bool) -> None:
         self._handler = handler
-        self._tells_run = tells_run
+        self._writes_log = writes_log
         self.is_calling = False
         """A callback is being called."""
         self._part: tuple[str, int] = ("", -1)
@@ -33,8 +33,8 @@ class CallbackCalls:
         self._call_all = handler.call_event
         handler.call_event = self._call
 
-    def begin(self, part: str, step: int, *, holds_lines: bool = False) -> None:
-        """Note what the program begins, or begins again."""
+    def begin_part(self, part: str, step: int, *, holds_lines: bool = False) -> None:
+        """Begin a part of the program, or the same one again; `holds_lines` has on_log wait."""
         if self._part != (part, step):
             self._part, self._flags = (part, step), []
         self._num_calls, self._holds_lines = 0, holds_lines
@@ -47,12 +47,12 @@ class CallbackCalls:
         for deliver in lines:
             deliver()
 
-    def close(self) -> None:
-        """Leave the callbacks to the Trainer."""
+    def restore_handler(self) -> None:
+        """Have the Trainer call its callbacks itself."""
         self._handler.call_event = self._call_all
 
     def _log(self, args: Any, state: Any, logs: dict[str, Any]) -> None:
-        if self._tells_run and args.process_index == 0 and "loss" in logs:
+        if self._writes_log and args.process_index == 0 and "loss" in logs:
             values = {own: logs[name] for name, own in _LOGGED.items() if name in logs}
             log(state.global_step, **values)
 

@@ -94,9 +94,9 @@ class RecoveryMixin:
         return str(Path(found, _SAVING)) if self._is_saving else found
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Save beside the other checkpoints, and move the whole one among them.
+        """Save into a folder of its own, and move the whole checkpoint to the others.
 
-        Else a process that is killed leaves a torn one, which the next process would begin with.
+        A kill during a save would leave a torn checkpoint, and a resume would load it.
         """
         trainer: Any = self
         if trainer.is_local_process_zero():
@@ -140,7 +140,7 @@ class _Loop:
         self.seed: int = trainer.args.seed
         self._begin_counts()
         has_agent = read_handles(os.environ) is not None
-        self.calls = CallbackCalls(trainer.callback_handler, tells_run=has_agent)
+        self.calls = CallbackCalls(trainer.callback_handler, writes_log=has_agent)
         self.progress = TrainerProgress(trainer)
         self._run = self._protect()
 
@@ -182,7 +182,7 @@ class _Loop:
             samples = found if self._accumulate > 1 else [found]
             with run.step():
                 self._take_step(samples)
-        self.calls.close()
+        self.calls.restore_handler()
         return trainer._finalize_training(None, self._num_samples, self.progress.start_s)
 
     # ---- a step
@@ -190,21 +190,21 @@ class _Loop:
     def _take_step(self, samples: Sequence[Any]) -> None:
         trainer = self.trainer
         self.progress.begin_part()
-        self.calls.begin("step", self._run.index)
+        self.calls.begin_part("step", self._run.index)
         if not self._cursor["position"] or self._run.index == trainer._initial_global_step:
-            self._tell("on_epoch_begin")
+            self._call_event("on_epoch_begin")
         num_items = trainer._get_num_items_in_batch(samples, trainer.args.device)
         trainer.current_gradient_accumulation_steps = len(samples)
-        self._tell("on_step_begin")
+        self._call_event("on_step_begin")
         for number, inputs in enumerate(samples, start=1):
             self._take_micro_batch(inputs, num_items, is_last=number == len(samples))
         norm = None
         if trainer.args.max_grad_norm > 0:
             norm = trainer._clip_grad_norm(self._model)
         norm = trainer._get_grad_norm(self._model, grad_norm=norm)
-        self._tell("on_pre_optimizer_step")
+        self._call_event("on_pre_optimizer_step")
         trainer.optimizer.step()
-        self._tell("on_optimizer_step")
+        self._call_event("on_optimizer_step")
         self.progress.note_step(grad_norm=norm, learning_rate=trainer._get_learning_rate())
         is_skipped = trainer.accelerator.optimizer_step_was_skipped
         if not is_skipped and type(trainer.lr_scheduler).__name__ not in _BY_METRIC:
@@ -213,7 +213,7 @@ class _Loop:
         trainer.state.global_step += 1
         end = self._cursor["position"] + len(samples)
         trainer.state.epoch = self._cursor["epoch"] + end / self._steps_in_epoch
-        self._tell("on_step_end")
+        self._call_event("on_step_end")
 
     def _take_micro_batch(self, inputs: Any, num_items: Any, *, is_last: bool) -> None:
         trainer = self.trainer
@@ -228,7 +228,7 @@ class _Loop:
         trainer.current_flos += float(trainer.floating_point_ops(inputs))
         trainer._track_num_input_tokens(inputs)
         if not is_last:
-            self._tell("on_substep_end")
+            self._call_event("on_substep_end")
 
     # ---- between steps
 
@@ -240,12 +240,12 @@ class _Loop:
         """Log, evaluate and save what is due after a step."""
         trainer = self.trainer
         self.progress.begin_part()
-        self.calls.begin("end of a step", step, holds_lines=True)
+        self.calls.begin_part("end of a step", step, holds_lines=True)
         # A loader that is used again draws less than a new process's.
         vars(trainer).pop("_eval_dataloaders", None)
         self._log_save_evaluate()
         if self._ends_epoch:
-            self._tell("on_epoch_end")
+            self._call_event("on_epoch_end")
             self._log_save_evaluate()
         self.calls.deliver_lines()
         if self._has_flags:  # set in on_log
@@ -286,7 +286,7 @@ class _Loop:
             learning_rate=self.progress.log["learning_rate"],
         )
 
-    def _tell(self, event: str) -> None:
+    def _call_event(self, event: str) -> None:
         """Call an event of the callbacks."""
         trainer = self.trainer
         call = getattr(trainer.callback_handler, event)
@@ -308,12 +308,13 @@ def move_checkpoint(trainer: Any, folder: Path) -> None:
         shutil.rmtree(target, ignore_errors=True)
         made.rename(target)
     _wait_for_all(trainer)
-    # Other nodes have files of their own where the disk is not shared.
     if trainer.is_local_process_zero():
-        with suppress(OSError):  # moved already, or the shared disk's cache says otherwise
-            if not target.is_dir():
-                made.rename(target)
-            folder.rmdir()
+        # Where the disk is shared it has moved, which a rename knows better than a cached look.
+        with suppress(FileNotFoundError):
+            made.rename(folder / "own")
+            shutil.rmtree(target, ignore_errors=True)
+            (folder / "own").rename(target)
+        shutil.rmtree(folder, ignore_errors=True)
     _wait_for_all(trainer)
     if trainer.args.should_save:
         rotate_checkpoints(
@@ -356,11 +357,11 @@ def refuse(trainer: Any, trial: Any) -> None:
         "train() a second time": trainer._has_trained,
         **{f"its own {name}": _is_own(trainer, name) for name in _REPLACED},
     }
-    trainer._has_trained = True
     if found := [name for name, is_set in refused.items() if is_set]:
         raise StateError(
             f"training with {' and '.join(found)} is not kept exact through faults; leave it out"
         )
+    trainer._has_trained = True
 
 
 def __getattr__(name: str) -> Any:

@@ -17,16 +17,16 @@ from resilience.frameworks.plain_values import (
     write_values,
 )
 
-_OF_RANK = ("is_local_process_zero", "is_world_process_zero", "log_history")
-"""Fields of TrainerState that say which rank it is of, or that are sent as text."""
+_SENT_APART = ("is_local_process_zero", "is_world_process_zero", "log_history")
+"""Fields of TrainerState that belong to a process, and the log, which has a text of its own."""
 _SHARED = ("global_step", "epoch", "num_input_tokens_seen", "best_global_step")
 """Fields that are the same on all ranks."""
-_APART = frozenset({"_tr_loss", "current_flos", "is_in_train"})
-"""Attributes of a Trainer that are each rank's own, or no state."""
+_NOT_SENT = frozenset({"_tr_loss", "current_flos", "is_in_train"})
+"""Attributes of a Trainer that `own` has, or that belong to a process."""
 
 
 class TrainerProgress:
-    """What a Trainer counts and logs, for a step that is run again and for a process that joins.
+    """Counts and log of a Trainer, for a step that is run again and for a process that joins.
 
     The sum of losses and the number of operations since the last log are each rank's own. `share`
     brings them to all ranks in each step, so that a process that takes a lost rank's place gets
@@ -44,7 +44,7 @@ class TrainerProgress:
         self._callbacks: dict[str, dict[str, Any]] | None = None
         """Changed values of callbacks at the begin of what is run again."""
         self._at_first = read_values(trainer)
-        self._names = frozenset(vars(trainer)) | _APART
+        self._names = frozenset(vars(trainer)) | _NOT_SENT
         self._callbacks_at_first = {
             key: read_values(each) for key, each in _callbacks(trainer).items()
         }
@@ -68,7 +68,7 @@ class TrainerProgress:
         if len(self._rows) > 1:
             dist.all_reduce(self._rows)
 
-    def shared(self) -> dict[str, Any]:
+    def compared_state(self) -> dict[str, Any]:
         """Return what is the same on all ranks."""
         state = [getattr(self._trainer.state, each) for each in _SHARED]
         return {"state": state, "control": vars(self._trainer.control)}
@@ -76,7 +76,7 @@ class TrainerProgress:
     def state_dict(self) -> dict[str, Any]:
         """Return all of it: numbers, text and tensors."""
         trainer = self._trainer
-        state = {key: each for key, each in vars(trainer.state).items() if key not in _OF_RANK}
+        state = {key: each for key, each in vars(trainer.state).items() if key not in _SENT_APART}
         return {
             "rank": self._rank,
             "state": json.dumps(state, default=float),
@@ -85,7 +85,7 @@ class TrainerProgress:
             "own": self._read_own(),
             "rows": self._rows.clone(),
             "rows_step": self._rows_step,
-            "attributes": read_values(trainer, without=_APART),
+            "attributes": read_values(trainer, without=_NOT_SENT),
             "changed": list(changed_values(trainer, self._at_first)),
             "callbacks": self._read_callbacks() if self._callbacks is None else self._callbacks,
             "log": dict(self.log),

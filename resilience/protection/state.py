@@ -159,7 +159,7 @@ class ProtectedState:
     def digest_also(self) -> str:
         """Return digests of optimizers' options and of what `also` has; equal on all ranks."""
         names = ["options of optimizers", *(type(each).__name__ for each in self._small)]
-        parts = [_read_shared(each) for each in self._small]
+        parts = [_read_compared(each) for each in self._small]
         found = []
         for name, part in zip(names, (self._read_groups(), *parts), strict=True):
             digest = hashlib.blake2b(digest_size=4)
@@ -289,9 +289,10 @@ class ProtectedState:
 
 
 def unwrap(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer that writes, behind accelerate's."""
-    while isinstance(own := getattr(optimizer, "optimizer", None), Optimizer):
-        optimizer = own
+    """Return the optimizer behind accelerate's, which keeps no state of its own."""
+    if type(optimizer).__module__.startswith("accelerate."):
+        own: Optimizer = optimizer.optimizer  # type: ignore[attr-defined]
+        return own
     return optimizer
 
 
@@ -320,9 +321,9 @@ def _update(digest: Any, value: Any) -> None:
         digest.update(repr(value).encode())
 
 
-def _read_shared(own: Any) -> Any:
+def _read_compared(own: Any) -> Any:
     """Return the state of an object that is the same on all ranks."""
-    return own.shared() if hasattr(own, "shared") else own.state_dict()
+    return own.compared_state() if hasattr(own, "compared_state") else own.state_dict()
 
 
 def _local(tensor: Tensor) -> Tensor:

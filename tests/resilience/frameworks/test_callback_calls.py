@@ -24,10 +24,10 @@ STATE = SimpleNamespace(global_step=3)
 
 def test_call_that_is_made_again_is_left_out_and_its_flags_are_put_back() -> None:
     handler = Handler()
-    calls = CallbackCalls(handler, tells_run=False)
+    calls = CallbackCalls(handler, writes_log=False)
     for _ in range(2):
         control = SimpleNamespace(should_stop=False)
-        calls.begin("end of a step", 3)
+        calls.begin_part("end of a step", 3)
         handler.call_event("on_evaluate", ARGUMENTS, STATE, control)
         assert control.should_stop
     handler.call_event("on_save", ARGUMENTS, STATE, control)
@@ -37,9 +37,9 @@ def test_call_that_is_made_again_is_left_out_and_its_flags_are_put_back() -> Non
 
 def test_next_step_calls_anew() -> None:
     handler, control = Handler(), SimpleNamespace(should_stop=False)
-    calls = CallbackCalls(handler, tells_run=False)
+    calls = CallbackCalls(handler, writes_log=False)
     for step in (3, 4):
-        calls.begin("step", step)
+        calls.begin_part("step", step)
         handler.call_event("on_step_begin", ARGUMENTS, STATE, control)
 
     assert handler.called == ["on_step_begin"] * 2
@@ -47,14 +47,14 @@ def test_next_step_calls_anew() -> None:
 
 def test_lines_wait_and_those_of_a_broken_try_are_forgotten() -> None:
     handler, control = Handler(), SimpleNamespace(should_stop=False)
-    calls = CallbackCalls(handler, tells_run=False)
+    calls = CallbackCalls(handler, writes_log=False)
     for _ in range(2):
-        calls.begin("end of a step", 3, holds_lines=True)
+        calls.begin_part("end of a step", 3, holds_lines=True)
         handler.call_event("on_log", ARGUMENTS, STATE, control, logs={"loss": 1.0})
     assert handler.called == []
 
     calls.deliver_lines()
-    calls.close()
+    calls.restore_handler()
 
     assert handler.called == ["on_log"]
     assert handler.call_event.__self__ is handler  # type: ignore[attr-defined]

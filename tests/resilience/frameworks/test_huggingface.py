@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import IterableDataset
-from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingArguments
 
 from resilience.errors import StateError
 from resilience.frameworks import huggingface
-from resilience.frameworks.huggingface import Trainer
+from resilience.frameworks.huggingface import Trainer, move_checkpoint
 
 
 def make_trainer(folder: Path, **options: Any) -> Any:
@@ -84,3 +85,38 @@ def test_second_training_and_a_loop_of_ones_own_are_refused(tmp_path: Path) -> N
     other.__class__ = Other
     with pytest.raises(StateError, match="its own get_batch_samples"):
         other.train()
+
+
+def test_save_that_on_log_asks_for_follows(tmp_path: Path) -> None:
+    class Asks(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            control.should_save = control.should_save or state.global_step == 1
+
+    trainer = make_trainer(tmp_path, max_steps=2, logging_steps=1, save_strategy="no")
+    trainer.add_callback(Asks())
+    trainer.train()
+
+    assert [each.name for each in (tmp_path / "out").iterdir()] == ["checkpoint-1"]
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_another_node_moves_a_checkpoint_of_its_own_alone(tmp_path: Path, is_shared: bool) -> None:
+    """On a shared disk the first rank has moved it; else an older one may be in its place."""
+    made, target = tmp_path / "saving" / "checkpoint-1", tmp_path / "checkpoint-1"
+    target.mkdir()
+    (target / "old").touch()
+    (tmp_path / "saving").mkdir()
+    if not is_shared:
+        made.mkdir()
+        (made / "new").touch()
+    node = SimpleNamespace(
+        state=SimpleNamespace(global_step=1, best_global_step=None),
+        args=SimpleNamespace(world_size=1, should_save=False),
+        is_world_process_zero=lambda: False,
+        is_local_process_zero=lambda: True,
+    )
+
+    move_checkpoint(node, tmp_path / "saving")
+
+    assert [each.name for each in target.iterdir()] == ["old" if is_shared else "new"]
+    assert [each.name for each in tmp_path.iterdir()] == ["checkpoint-1"]

@@ -140,3 +140,11 @@ def test_batches_left_over_make_a_step_where_they_are_kept() -> None:
 
     late = Batches([0, 1, 2, 3, 4], 2, seed, keeps_rest=True)
     assert late.read({}, 5)[1] == [4]
+
+
+def test_accelerates_loader_whose_first_rank_reads_for_all_is_refused() -> None:
+    class DataLoaderDispatcher(list[int]):
+        """accelerate's class, by its name."""
+
+    with pytest.raises(StateError, match="set dispatch_batches to False"):
+        Batches(DataLoaderDispatcher(), 1, seed)

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import MultiStepLR
 from torch.optim.swa_utils import AveragedModel
 
 from resilience.errors import StateError
-from resilience.protection.state import ProtectedState
+from resilience.protection.state import ProtectedState, unwrap
 from resilience.state.digest import digest_state
 
 
@@ -189,3 +189,12 @@ def test_state_of_ranks_is_compared_by_its_values(state: Any, *, is_equal: bool)
     first, other = (ProtectedState(model, [optimizer], [each]).digest_also() for each in meters)
 
     assert (first == other) is is_equal
+
+
+def test_optimizer_around_another_is_unwrapped_where_it_is_accelerates_alone() -> None:
+    """Others keep state of their own, such as Lookahead's slow weights."""
+    inner = SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
+    for module, found in (("accelerate.optimizer", "inner"), ("user", "outer")):
+        outer = type("Outer", (SGD,), {"__module__": module})(inner.param_groups, lr=0.1)
+        outer.optimizer = inner
+        assert unwrap(outer) is {"inner": inner, "outer": outer}[found]
