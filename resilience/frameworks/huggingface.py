@@ -30,6 +30,7 @@ from transformers.trainer_utils import has_length, rotate_checkpoints
 from resilience.errors import StateError
 from resilience.frameworks.callback_calls import CallbackCalls
 from resilience.frameworks.trainer_state import TrainerProgress
+from resilience.frameworks.training_data import check_data
 from resilience.inprocess.handles import read_handles
 from resilience.protection.run import Run
 
@@ -139,6 +140,9 @@ class _Loop:
         self._accumulate: int = trainer.args.gradient_accumulation_steps
         self.seed: int = trainer.args.seed
         self._begin_counts()
+        check_data(
+            loader.dataset, rank=trainer.args.process_index, world_size=trainer.args.world_size
+        )
         has_agent = read_handles(os.environ) is not None
         self.calls = CallbackCalls(trainer.callback_handler, writes_log=has_agent)
         self.progress = TrainerProgress(trainer)
@@ -156,6 +160,11 @@ class _Loop:
         if isinstance(model, DistributedDataParallel):
             # Trainer's default. A parameter without a gradient is named at its first backward pass.
             model.find_unused_parameters = False
+        elif dist.is_initialized() and trainer.args.world_size < dist.get_world_size():
+            raise StateError(
+                "TrainingArguments take this for a training in one process, though it has a group "
+                "with others; to train on the CPU, set use_cpu=True"
+            )
         elif trainer.args.world_size > 1:
             raise StateError(
                 "the Trainer has not wrapped its model in DistributedDataParallel; call evaluate() "

@@ -16,7 +16,7 @@ def read_values(owner: object, *, without: frozenset[str] = frozenset()) -> dict
     """Return a copy of an object's plain attributes, but for those of `without`."""
     found = {}
     for name, value in vars(owner).items():
-        if name not in without and _is_plain(value, _DEPTH):
+        if name not in without and is_plain(value):
             found[name] = _copy(value)
     return found
 
@@ -44,13 +44,14 @@ def write_values(owner: object, values: Mapping[str, Any]) -> None:
         own[name] = _replace(own.get(name), value)
 
 
-def _is_plain(value: Any, depth: int) -> bool:
+def is_plain(value: Any, depth: int = _DEPTH) -> bool:
+    """Return whether a value is of these, to a depth."""
     if isinstance(value, Tensor):
         return not value.requires_grad and value.device.type == "cpu"
     if depth and isinstance(value, Mapping):
-        return all(type(k) in _PLAIN and _is_plain(v, depth - 1) for k, v in value.items())
+        return all(type(k) in _PLAIN and is_plain(v, depth - 1) for k, v in value.items())
     if depth and type(value) in (list, tuple):
-        return all(_is_plain(each, depth - 1) for each in value)
+        return all(is_plain(each, depth - 1) for each in value)
     return type(value) in _PLAIN
 
 

@@ -163,7 +163,7 @@ class ProtectedState:
         found = []
         for name, part in zip(names, (self._read_groups(), *parts), strict=True):
             digest = hashlib.blake2b(digest_size=4)
-            _update(digest, part)
+            update_digest(digest, part)
             found.append(f"{name} {digest.hexdigest()}")
         return ", ".join(found)
 
@@ -304,16 +304,16 @@ def scalers(also: Sequence[object]) -> Iterator[GradScaler]:
                 yield own
 
 
-def _update(digest: Any, value: Any) -> None:
+def update_digest(digest: Any, value: Any) -> None:
     """Add a value of a state_dict to a digest, whatever it shares with others in memory."""
     if isinstance(value, Mapping):
         for key, each in value.items():
             digest.update(repr(key).encode())
-            _update(digest, each)
+            update_digest(digest, each)
     elif isinstance(value, (list, tuple)):
         digest.update(f"{len(value)} parts".encode())
         for each in value:
-            _update(digest, each)
+            update_digest(digest, each)
     elif isinstance(value, Tensor):
         flat = _local(value).cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().tobytes())

@@ -45,6 +45,17 @@ def test_setting_that_is_not_kept_exact_is_refused(
         trainer.train()
 
 
+def test_group_that_the_arguments_leave_out_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the CPU without use_cpu each rank would train by itself, as with the plain Trainer."""
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+
+    with pytest.raises(StateError, match="to train on the CPU, set use_cpu=True"):
+        make_trainer(tmp_path).train()
+
+
 def test_other_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface, "VERSIONS", ("5.23.",))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -97,6 +98,23 @@ def test_callback_that_communicates_is_refused(run: Run) -> None:
 
     assert 1 in [run.wait(node) for node in run.agents], run.show()
     assert "allreduce in a callback, which a process that joins may call alone" in run.text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "words"),
+    [("each", 1, r"of rank \d"), ("new", 75, "of the process whose place it takes")],
+)
+def test_data_that_a_process_shuffles_anew_are_refused(
+    run: Run, monkeypatch: pytest.MonkeyPatch, kind: str, status: int, words: str
+) -> None:
+    """Samples would be lost and come twice, and a process that joins would read others."""
+    monkeypatch.setenv("KIND", kind)
+
+    program = (str(Path(__file__).parent / "shuffled_program.py"),)
+    run.start("n0", "--nproc-per-node", "2", program=program, warm="imports")
+
+    assert run.wait("n0") == status, run.show()
+    assert re.search(f"other training data, or another order of it, than that {words}", run.text())
 
 
 @pytest.mark.slow
