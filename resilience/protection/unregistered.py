@@ -29,7 +29,10 @@ NUM_STEPS = 4
 _DEPTH_MAX = 2
 _ITEMS_MAX = 100
 _BYTES_MAX = 1 << 16
-_INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib"))
+_INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
+_PACKAGES = {"site-packages", "dist-packages"}
+"""Folders of installed packages; an environment may have packages of others."""
+_OWN = Path(__file__).parents[1]
 
 
 class StateWatch:
@@ -153,7 +156,8 @@ def _variables(frame: FrameType) -> dict[str, Any]:
 def _is_installed(path: str) -> bool:
     if path.startswith("<frozen") or not path:
         return True
-    return path.startswith(_INSTALLED) or Path(__file__).parents[1] in Path(path).parents
+    is_package = not _PACKAGES.isdisjoint(Path(path).parts)
+    return is_package or path.startswith(_INSTALLED) or _OWN in Path(path).parents
 
 
 def find_assigned(path: str, line: int) -> set[str] | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,6 +114,23 @@ def test_attribute_of_a_module_that_a_forward_changes_is_named(
             model(torch.ones(1, 2)).sum().backward()
 
     assert "protect was not given calls of a Counting: a step" in capsys.readouterr().err
+
+
+def test_objects_of_another_environments_packages_are_not_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An environment may take packages from a folder that is not its own."""
+    folder = tmp_path / "other" / "site-packages"
+    folder.mkdir(parents=True)
+    (folder / "cached_package.py").write_text("class Cache:\n    hits = 0\n")
+    monkeypatch.syspath_prepend(folder)
+    cache = importlib.import_module("cached_package").Cache()
+    run = make_run()
+    for _ in run.steps([1, 2, 3], until=6):
+        with run.step():
+            cache.hits += 1
+
+    assert capsys.readouterr().err == ""
 
 
 def test_what_a_step_makes_anew_and_what_was_given_is_not_named(
