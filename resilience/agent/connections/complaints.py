@@ -13,7 +13,7 @@ class Complaints:
     """Complaints about addresses where no agent of the run answers, or whose name stays unknown."""
 
     def __init__(self, lease_s: float) -> None:
-        self._patience_s = {NO_NAME: NAMELESS_S, NO_AGENT: lease_s}
+        self._patience_s = {NO_NAME: NAMELESS_S, NO_AGENT: lease_s, OTHER_RUN: lease_s}
         """Seconds that a reason has to last, by its first words."""
         self.named: dict[str, str] = {}
         """Complaints so far, by address."""
@@ -28,7 +28,7 @@ class Complaints:
         if self._since.get(address, ("",))[0] != kind:
             self._since[address] = kind, now_s
         is_late = kind and now_s - self._since[address][1] >= self._patience_s[kind]
-        if not is_late and reason not in (*AGENTS.lasting, OTHER_RUN):
+        if not is_late and reason not in AGENTS.lasting:
             return ""
         self.named[address] = reason
         return f"{address}: {reason}"
