@@ -133,6 +133,8 @@ class _Loop:
             self._steps_in_epoch,
             self._until,
         ) = trainer.set_initial_training_values(trainer.args, loader)
+        # Before a checkpoint is loaded: a process that joins may find a newer one.
+        self.progress = TrainerProgress(trainer)
         self._place = trainer._init_training_state(
             self._until, updates_per_epoch, num_epochs, resume, None
         )
@@ -145,7 +147,6 @@ class _Loop:
         )
         has_agent = read_handles(os.environ) is not None
         self.calls = CallbackCalls(trainer.callback_handler, writes_log=has_agent)
-        self.progress = TrainerProgress(trainer)
         self._run = self._protect()
 
     def _begin_counts(self) -> None:

@@ -1,19 +1,28 @@
-"""Values of an object that another process can be given: numbers, text, tensors, lists of these."""
+"""Values of an object that another process can be given: numbers, text, arrays, lists of these."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 _PLAIN = (bool, int, float, str, type(None))
 _DEPTH = 3
+_ITEM_BYTES_MAX = 8
+"""Bytes of an array's number; torch has no longer ones."""
+_ARRAY, _NUMBER, _DEQUE, _SET = (f"\0{each}" for each in ("array", "number", "deque", "set"))
+"""First parts of the tuples in which other kinds travel."""
 
 
 def read_values(owner: object, *, without: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Return a copy of an object's plain attributes, but for those of `without`."""
+    """Return a copy of an object's plain attributes, but for those of `without`.
+
+    It has numbers, text, tensors, and lists, tuples and dicts of these alone.
+    """
     found = {}
     for name, value in vars(owner).items():
         if name not in without and is_plain(value):
@@ -50,14 +59,18 @@ def is_plain(value: Any, depth: int = _DEPTH) -> bool:
         return not value.requires_grad and value.device.type == "cpu"
     if depth and isinstance(value, Mapping):
         return all(type(k) in _PLAIN and is_plain(v, depth - 1) for k, v in value.items())
-    if depth and type(value) in (list, tuple):
+    if depth and type(value) in (list, tuple, deque):
         return all(is_plain(each, depth - 1) for each in value)
+    if type(value) is np.ndarray or isinstance(value, np.generic):
+        return value.dtype.kind in "biuf" and value.dtype.itemsize <= _ITEM_BYTES_MAX
+    if type(value) is set:
+        return all(type(each) in _PLAIN for each in value)
     return type(value) in _PLAIN
 
 
 def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
+        return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
@@ -70,7 +83,31 @@ def _copy(value: Any) -> Any:
         return value.clone()
     if isinstance(value, Mapping):
         return {key: _copy(each) for key, each in value.items()}
+    if isinstance(value, (np.ndarray, np.generic)):
+        kind = _ARRAY if isinstance(value, np.ndarray) else _NUMBER
+        return kind, torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("=")))
+    if isinstance(value, deque):
+        return _DEQUE, value.maxlen, [_copy(each) for each in value]
+    if isinstance(value, set):
+        return _SET, sorted(value, key=repr)
     return type(value)(map(_copy, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _unpack(value: Any) -> Any:
+    """Return a copy of what `_copy` has returned, in the kinds that it came in."""
+    match value:
+        case (str(kind), Tensor() as tensor) if kind in (_ARRAY, _NUMBER):
+            array = tensor.clone().numpy()
+            return array if kind == _ARRAY else array[()]
+        case (str(kind), length, list(parts)) if kind == _DEQUE:
+            return deque(map(_unpack, parts), length)
+        case (str(kind), list(parts)) if kind == _SET:
+            return set(parts)
+        case list() | tuple():
+            return type(value)(map(_unpack, value))
+        case dict():
+            return {key: _unpack(each) for key, each in value.items()}
+    return _copy(value)
 
 
 def _replace(own: Any, value: Any) -> Any:
@@ -79,4 +116,4 @@ def _replace(own: Any, value: Any) -> Any:
         own.clear()
         own.update({key: _replace(before.get(key), each) for key, each in value.items()})
         return own
-    return _copy(value)
+    return _unpack(value)

@@ -31,7 +31,7 @@ class TrainerProgress:
     The sum of losses and the number of operations since the last log are each rank's own. `share`
     brings them to all ranks in each step, so that a process that takes a lost rank's place gets
     that rank's. Of the attributes of trainer and callbacks it gets those that have changed since
-    the training began: others may be a rank's own.
+    this was made: others may be a rank's own.
     """
 
     def __init__(self, trainer: Any) -> None:

@@ -470,6 +470,9 @@ def _never_apply(step: int) -> None:
 def refuse_second() -> None:
     """Raise StateError where this process takes the steps of a run already; the run ends by it."""
     if _taking is not None:
-        error = StateError("protect a second time in this process; protect all models at once")
+        error = StateError(
+            "protect, or a Trainer's train(), a second time in this process; one takes all steps "
+            "of a run, with all its models"
+        )
         _taking.fail(error)
         raise error

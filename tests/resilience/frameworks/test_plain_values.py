@@ -1,8 +1,10 @@
 from __future__ import annotations
 
-from collections import defaultdict
+import io
+from collections import defaultdict, deque
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 
 from resilience.frameworks.plain_values import (
@@ -26,6 +28,29 @@ def test_plain_attributes_are_put_back_and_others_stay() -> None:
     assert (owner.count, owner.lines, owner.apart) == (1, [{"loss": 0.5}], 8)
     assert owner.other is other
     assert owner.kept.tolist() == [1, 1]
+
+
+def test_arrays_deques_and_sets_come_back_in_their_kinds_from_plain_values() -> None:
+    steps = np.arange(3, dtype=np.int16)
+    owner = SimpleNamespace(
+        steps=steps, mean=np.float32(0.5), last=deque([1, np.int64(2)], maxlen=2), seen={"a", 3}
+    )
+    buffer = io.BytesIO()
+    torch.save(read_values(owner), buffer)
+    buffer.seek(0)
+    found = torch.load(buffer, weights_only=True)
+
+    assert changed_values(owner, found) == {}
+    steps += 1
+    owner.mean, owner.seen = np.float32(9), {"b"}
+    owner.last.append(7)
+    assert changed_values(owner, found).keys() == {"steps", "mean", "last", "seen"}
+    write_values(owner, found)
+
+    assert (owner.steps.tolist(), owner.steps.dtype) == ([0, 1, 2], np.int16)
+    assert (owner.mean, type(owner.mean)) == (np.float32(0.5), np.float32)
+    assert (owner.last, owner.last.maxlen, owner.seen) == (deque([1, 2]), 2, {"a", 3})
+    assert type(owner.last[1]) is np.int64
 
 
 def test_mapping_stays_the_object_that_it_is() -> None:

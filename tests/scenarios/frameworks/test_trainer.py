@@ -92,6 +92,16 @@ def test_resumed_training_ends_with_the_bits_of_one_in_one_go(
         assert {**own, "loss": found["loss"], "history": found["history"]} == found
 
 
+@pytest.mark.slow
+def test_process_that_joins_may_load_a_newer_checkpoint_than_the_others(
+    protect: Protect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a program does that resumes from the newest one, in whichever start."""
+    monkeypatch.setenv("RESUME", "newest")
+
+    protect("trainer", "0@4:saved:kill 2@5:backward:kill 1@8:saved:kill")
+
+
 def test_callback_that_communicates_is_refused(run: Run) -> None:
     """A new process would call it alone, and its collective meet another one."""
     start(run, "talking_callback")

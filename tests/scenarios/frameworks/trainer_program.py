@@ -8,6 +8,7 @@ import transformers
 from faulty import FAULTS, OUT, RANK, Places, without_times, write_end
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 from resilience.frameworks.huggingface import Trainer
 
@@ -91,6 +92,8 @@ def main(**options: object) -> None:
     )
     trainer.own_rank = RANK
     resume = os.environ.get("RESUME")
+    if resume == "newest":
+        resume = get_last_checkpoint(OUT / "trained") if (OUT / "trained").exists() else None
     result = trainer.train(resume_from_checkpoint=resume)
     assert trainer.own_rank == RANK
     assert resume or trainer.num_losses == 2 * 36 // arguments.world_size
