@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import has_length, rotate_checkpoints
@@ -166,7 +167,7 @@ class _Loop:
                 "TrainingArguments take this for a training in one process, though it has a group "
                 "with others; to train on the CPU, set use_cpu=True"
             )
-        elif trainer.args.world_size > 1:
+        elif trainer.args.world_size > 1 and not isinstance(model, FSDPModule):
             raise StateError(
                 "the Trainer has not wrapped its model in DistributedDataParallel; call evaluate() "
                 "and predict() after train(), or with another Trainer"
@@ -354,7 +355,7 @@ def refuse(trainer: Any, trial: Any) -> None:
     args = trainer.args
     refused = {
         "DeepSpeed": trainer.is_deepspeed_enabled,
-        "FSDP": trainer.is_fsdp_enabled,
+        "FSDP of version 1": trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2,
         "a search of hyperparameters": trial is not None,
         "auto_find_batch_size": args.auto_find_batch_size,
         "torch_compile": args.torch_compile,

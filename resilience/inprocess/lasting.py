@@ -44,7 +44,11 @@ if TYPE_CHECKING:  # older torch has no such type
 NOTE_BYTES_MAX = 1 << 20
 """A larger result is not noted. That of a module's own tensors is repaired with the state."""
 _NOTES_BYTES_MAX = 32 << 20
-_OWN_SYNC = ("torch/nn/parallel/distributed.py", "torch/distributed/fsdp/")
+_OWN_SYNC = (
+    "torch/nn/parallel/distributed.py",
+    "torch/distributed/fsdp/",
+    "accelerate/utils/fsdp_utils.py",
+)
 """Files of torch that bring all ranks to one rank's parameters."""
 
 _Outputs = Callable[[Sequence[Any]], Sequence[Tensor]]

@@ -134,7 +134,8 @@ class FsdpBinding:
             raise StateError(
                 f"fully_shard over a mesh of {len(sizes)} axes keeps each shard once; give it a "
                 'mesh of two, init_device_mesh("cpu", (num_copies, num_shards), '
-                'mesh_dim_names=("copies", "shards"))'
+                'mesh_dim_names=("copies", "shards")), with accelerate '
+                "ParallelismConfig(dp_replicate_size=num_copies, dp_shard_size=num_shards)"
             )
         if not hasattr(model, "set_custom_reduce_scatter"):
             raise StateError(

@@ -74,6 +74,23 @@ def test_best_model_is_that_of_a_run_without_faults(protect: Protect) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "faults",
+    [
+        "1@3:backward:exception 0@4:save:kill 2@6:predict:exception 3@8:after_update:exception",
+        "2@0:forward:kill 1@4:saved:kill 0@7:clip:exception 3@10:logged:kill",
+        "3@2:gate:stop 0@6:evaluated:kill",
+    ],
+)
+def test_sharded_training_ends_with_the_bits_of_a_run_without_faults(
+    protect: Protect, faults: str
+) -> None:
+    ended = protect("sharded", faults)
+
+    assert ended.checkpoints == protect.undisturbed("sharded").checkpoints  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
 def test_resumed_training_ends_with_the_bits_of_one_in_one_go(
     protect: Protect, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

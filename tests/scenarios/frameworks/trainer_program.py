@@ -60,7 +60,7 @@ class Program(Places, transformers.Trainer if "PLAIN" in os.environ else Trainer
         return super().compute_loss(*given, **named)
 
 
-def main(**options: object) -> None:
+def main(**options: object) -> Trainer:
     torch.manual_seed(0)
     shares = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
     dropout = dict.fromkeys(shares, float(os.environ.get("DROPOUT", "0.1")))
@@ -98,6 +98,7 @@ def main(**options: object) -> None:
     assert trainer.own_rank == RANK
     assert resume or trainer.num_losses == 2 * 36 // arguments.world_size
     write_end(trainer, result)
+    return trainer
 
 
 if __name__ == "__main__":
