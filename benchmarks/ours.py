@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from benchmarks.faultbench import RunningJob, System, job_environment
 from benchmarks.jobplan import JobPlan
@@ -29,10 +30,10 @@ def start(plan: JobPlan) -> RunningJob:
     return start_workers(plan, [WORKER], preloaded=PRELOADED)
 
 
-def start_protected(plan: JobPlan) -> RunningJob:
-    """Start the same with a program under `resilience.protect`, whose spares have its imports."""
-    worker = "benchmarks.recovery_peers.protected_worker"
-    return start_workers(plan, [worker], preloaded=PRELOADED, options=["--warm=imports"])
+def start_program(worker: str, plan: JobPlan) -> RunningJob:
+    """Start the same with another program, whose spares have its imports."""
+    program = [f"benchmarks.recovery_peers.{worker}"]
+    return start_workers(plan, program, preloaded=PRELOADED, options=["--warm=imports"])
 
 
 def start_megatron(plan: JobPlan, overrides: Sequence[str] = ()) -> ProcessJob:
@@ -91,7 +92,13 @@ PROTECTED = replace(
     OURS,
     name="protected",
     what="this project: a program's own loop under resilience.protect",
-    start=start_protected,
+    start=partial(start_program, "protected_worker"),
+)
+TRAINER = replace(
+    OURS,
+    name="trainer",
+    what="this project: a transformers.Trainer",
+    start=partial(start_program, "trainer_worker"),
 )
 OURS_MEGATRON = replace(
     OURS,

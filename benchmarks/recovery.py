@@ -19,11 +19,11 @@ from benchmarks import figures, machine
 from benchmarks.faultbench import Limits, Run, System, make_plan, run_folder, run_job
 from benchmarks.faults import plan_steps
 from benchmarks.jobplan import MICRO_BATCH, NUM_RANKS, Fault, Kind, Place
-from benchmarks.ours import OURS, OURS_MEGATRON, PROTECTED
+from benchmarks.ours import OURS, OURS_MEGATRON, PROTECTED, TRAINER
 from benchmarks.peers import NVRX, NVRX_FAST, PEERS, TORCHFT, TORCHRUN, TORCHRUN_MEGATRON
 
 SYSTEMS = {
-    "torch": {system.name: system for system in (OURS, PROTECTED, *PEERS)},
+    "torch": {system.name: system for system in (OURS, PROTECTED, TRAINER, *PEERS)},
     "megatron": {system.name: system for system in (OURS_MEGATRON, TORCHRUN_MEGATRON)},
 }
 """By trainer."""

@@ -30,11 +30,11 @@ def read_values(owner: object, *, without: frozenset[str] = frozenset()) -> dict
     return found
 
 
-def changed_values(owner: object, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plain attributes that differ from those of an earlier `read_values`."""
+def changed_values(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of `read_values` differs from an earlier one's."""
     return {
         key: each
-        for key, each in read_values(owner).items()
+        for key, each in now.items()
         if key not in before or not _is_same(each, before[key])
     }
 

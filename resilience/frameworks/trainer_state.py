@@ -21,8 +21,8 @@ _SENT_APART = ("is_local_process_zero", "is_world_process_zero", "log_history")
 """Fields of TrainerState that belong to a process, and the log, which has a text of its own."""
 _SHARED = ("global_step", "epoch", "num_input_tokens_seen", "best_global_step")
 """Fields that are the same on all ranks."""
-_NOT_SENT = frozenset({"_tr_loss", "current_flos", "is_in_train"})
-"""Attributes of a Trainer that `own` has, or that belong to a process."""
+_NOT_SENT = frozenset({"_tr_loss", "current_flos", "is_in_train", "train_dataset", "eval_dataset"})
+"""Attributes of a Trainer that `own` has, that belong to a process, or that no step changes."""
 
 
 class TrainerProgress:
@@ -43,7 +43,7 @@ class TrainerProgress:
         self._history: tuple[int, str] = (0, "[]")
         self._callbacks: dict[str, dict[str, Any]] | None = None
         """Changed values of callbacks at the begin of what is run again."""
-        self._at_first = read_values(trainer)
+        self._at_first = read_values(trainer, without=_NOT_SENT)
         self._names = frozenset(vars(trainer)) | _NOT_SENT
         self._callbacks_at_first = {
             key: read_values(each) for key, each in _callbacks(trainer).items()
@@ -77,6 +77,7 @@ class TrainerProgress:
         """Return all of it: numbers, text and tensors."""
         trainer = self._trainer
         state = {key: each for key, each in vars(trainer.state).items() if key not in _SENT_APART}
+        attributes = read_values(trainer, without=_NOT_SENT)
         return {
             "rank": self._rank,
             "state": json.dumps(state, default=float),
@@ -85,8 +86,8 @@ class TrainerProgress:
             "own": self._read_own(),
             "rows": self._rows.clone(),
             "rows_step": self._rows_step,
-            "attributes": read_values(trainer, without=_NOT_SENT),
-            "changed": list(changed_values(trainer, self._at_first)),
+            "attributes": attributes,
+            "changed": list(changed_values(attributes, self._at_first)),
             "callbacks": self._read_callbacks() if self._callbacks is None else self._callbacks,
             "log": dict(self.log),
             "start_s": self.start_s,
@@ -125,7 +126,7 @@ class TrainerProgress:
 
     def _read_callbacks(self) -> dict[str, dict[str, Any]]:
         return {
-            key: changed_values(each, self._callbacks_at_first.get(key, {}))
+            key: changed_values(read_values(each), self._callbacks_at_first.get(key, {}))
             for key, each in _callbacks(self._trainer).items()
         }
 

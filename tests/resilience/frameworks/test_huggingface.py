@@ -14,6 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingA
 from resilience.errors import StateError
 from resilience.frameworks import huggingface
 from resilience.frameworks.huggingface import Trainer, move_checkpoint
+from resilience.frameworks.trainer_state import TrainerProgress
 
 
 def make_trainer(folder: Path, **options: Any) -> Any:
@@ -54,6 +55,18 @@ def test_group_that_the_arguments_leave_out_is_refused(
 
     with pytest.raises(StateError, match="to train on the CPU, set use_cpu=True"):
         make_trainer(tmp_path).train()
+
+
+def test_state_of_a_step_has_no_copy_of_the_data(tmp_path: Path) -> None:
+    """Rows in a list are plain values; to copy them took a step longer than the step."""
+    trainer = make_trainer(tmp_path)
+    trainer._tr_loss, trainer._globalstep_last_logged = torch.tensor(0.0), 0
+    trainer.own_counts = [1]
+
+    kept = TrainerProgress(trainer).state_dict()["attributes"]
+
+    assert kept["own_counts"] == [1]
+    assert not {"train_dataset", "eval_dataset"} & kept.keys()
 
 
 def test_other_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,135 @@
+"""A Trainer's steps, the plain one's and this package's in turn: what recovery costs.
+
+    python -m benchmarks.overhead_trainer [--pairs 1000]
+
+Two workers train the tiny model with transformers.Trainer under torchrun, two with that of
+`resilience.frameworks.huggingface` under the agent. Before each step all ranks ask for their
+turn, and one of the programs has it until its ranks ask again, pair by pair in changing order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import overhead_figures as figures
+
+NUM_RANKS = 2
+WARM_UP = 20
+ASK_LIMIT_S = 120.0
+NAMES = ("plain", "ours")
+COMMANDS = {
+    "plain": ("torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_RANKS}", "-m"),
+    "ours": ("resilience.agent", f"--nproc-per-node={NUM_RANKS}", "--", "python", "-m"),
+}
+
+
+class Turns:
+    """The side that gives turns to ranks of both programs, each over a connection of its own."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._ranks: dict[str, list[socket.socket]] = {name: [] for name in NAMES}
+        for _ in range(NUM_RANKS * len(NAMES)):
+            rank, _address = listener.accept()
+            rank.settimeout(ASK_LIMIT_S)
+            self._ranks[NAMES[rank.recv(1)[0]]].append(rank)
+        for name in NAMES:
+            self._wait(name)
+
+    def _wait(self, name: str) -> None:
+        for rank in self._ranks[name]:
+            if not rank.recv(1):
+                raise RuntimeError(f"a rank of {name} has ended")
+
+    def give(self, name: str) -> float:
+        """Let a program take a step; return its seconds."""
+        began_s = time.monotonic()
+        for rank in self._ranks[name]:
+            rank.sendall(b".")
+        self._wait(name)
+        return time.monotonic() - began_s
+
+    def end(self) -> None:
+        """Let both programs go on to their ends."""
+        for rank in (rank for ranks in self._ranks.values() for rank in ranks):
+            rank.close()
+
+
+def train(name: str, port: int, num_steps: int) -> None:
+    """Be one rank of a program."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from benchmarks.recovery_peers import job
+
+    kind: Any = Trainer
+    if name == "ours":
+        from resilience.frameworks import huggingface
+
+        kind = huggingface.Trainer
+    asks = socket.create_connection(("127.0.0.1", port))
+    asks.sendall(bytes([NAMES.index(name)]))
+
+    class Asks(TrainerCallback):
+        def on_step_begin(self, *given: Any, **named: Any) -> None:
+            asks.sendall(b".")
+            asks.recv(1)
+
+    model, _ = job.build_model(num_hidden_layers=12)
+    samples = [job.draw_sample(number) for number in range(4096)]
+    options = {"logging_steps": 50, "save_strategy": "no", "report_to": [], "disable_tqdm": True}
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder, use_cpu=True, max_steps=num_steps, per_device_train_batch_size=8, **options
+        )
+        rows = [{"input_ids": each, "labels": each} for each in samples]
+        trainer = kind(model=model, args=arguments, train_dataset=rows, callbacks=[Asks()])
+        trainer.train()
+
+
+def main() -> None:
+    """Start both programs, give turns, and print what came out."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--pairs", type=int, default=1000)
+    parser.add_argument("--rank-of", nargs=2, help="name and port: be a rank of this program")
+    options = parser.parse_args()
+    num_steps = WARM_UP + options.pairs
+    if options.rank_of:
+        name, port = options.rank_of
+        train(name, int(port), num_steps + 1)
+        return
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(ASK_LIMIT_S)
+        port = str(listener.getsockname()[1])
+        own = ["benchmarks.overhead_trainer", f"--pairs={options.pairs}", "--rank-of"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+        programs = [
+            subprocess.Popen(
+                [sys.executable, "-m", *COMMANDS[name], *own, name, port], env=environment
+            )
+            for name in NAMES
+        ]
+        turns = Turns(listener)
+        order, found = random.Random(0), {name: list[float]() for name in NAMES}
+        for _ in range(num_steps):
+            for name in order.sample(NAMES, len(NAMES)):
+                found[name].append(turns.give(name))
+        turns.end()
+    if any(each.wait(ASK_LIMIT_S) for each in programs):
+        raise RuntimeError("a program has failed")
+    plain, ours = (found[name][WARM_UP:] for name in NAMES)
+    medians = " and ".join(f"{1e3 * statistics.median(each):.2f} ms" for each in (ours, plain))
+    print(f"ours / plain step {figures.judge_pairs(ours, plain)}, medians {medians}")
+
+
+if __name__ == "__main__":
+    main()
