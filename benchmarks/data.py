@@ -9,9 +9,7 @@ have their turn, after a lap that warms up; what they sum up is checked.
   loaders make the batch at that time.
 - flow: the producer alone, and through a consumer, beside loaders with a worker.
 - resume: the first batch at sample 0 and far into a map-style dataset, on an empty cache.
-- restart: the first batch in a new process, where the dataset's first one takes 5 s.
 - memory: consumers that hold the same batches, against one copy of them.
-- long: files, memory and cost over 10,000 batches.
 """
 
 from __future__ import annotations
@@ -79,17 +77,15 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--laps", type=int, default=5)
     parser.add_argument("--read", type=int, default=512, help="batches of a lap of reading")
     parser.add_argument("--made", type=int, default=4000, help="batches of a lap of the producer")
-    parser.add_argument("--steps", type=int, default=10_000, help="batches of the long run")
     parser.add_argument("--consumers", type=int, default=8, help="of the row of memory")
-    parser.add_argument("--first-s", type=float, default=5.0, help="of the slow first batch")
     parser.add_argument("--resume", type=int, default=10_000_000, help="the far sample")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     machine.add_arguments(parser)
     arguments = parser.parse_args()
     if min(arguments.laps, arguments.consumers) < 1 or arguments.read < 64:
         parser.error("want --laps and --consumers of 1 or more, --read of 64 or more")
-    if arguments.made < 100 or arguments.steps < 100 or arguments.resume % 8:
-        parser.error("want --made and --steps of 100 or more, --resume a multiple of 8")
+    if arguments.made < 100 or arguments.resume % 8:
+        parser.error("want --made of 100 or more, --resume a multiple of 8")
     return arguments
 
 
@@ -112,9 +108,7 @@ def main() -> None:
         laps=arguments.laps,
         num_read=arguments.read,
         num_made=arguments.made,
-        num_steps=arguments.steps,
         num_consumers=arguments.consumers,
-        first_s=arguments.first_s,
         resume_sample=arguments.resume,
     )
     rows = run_rows(arguments.rows, plan)

@@ -47,7 +47,7 @@ class Bar:
         return f"{self.what}: {self.figure:.4g} (bar: {limit} {self.bar:g}): {word}"
 
 
-READ, FLOW, RESUME, RESTART, MEMORY, LONG = "read", "flow", "resume", "restart", "memory", "long"
+READ, FLOW, RESUME, MEMORY = "read", "flow", "resume", "memory"
 
 OURS, OURS_LONG = "ours", "ours, prefetch 64"
 SLICE, ARRAY = "memmap slice", "memmap slice, numpy's sum"
@@ -56,24 +56,7 @@ STATEFUL_0, STATEFUL_1 = "StatefulDataLoader, no worker", "StatefulDataLoader, 1
 MADE = "the producer alone"
 AT_0, AT_FAR = "at sample 0", "at the far sample"
 SOURCE_0, SOURCE_FAR = "the source alone, at sample 0", "the source alone, at the far sample"
-COLD = "DataLoader, 1 worker, new process"
-STAGES = ("train", "val")
-WORKER_KILLED, ALL_KILLED = "worker killed", "all killed"
 MAPPED, GAINED, COPY = "mapped", "mapped, and what else they gained", "one copy"
-FIRST_COST, LAST_COST = "a batch, first part", "a batch, last part"
-FILES_EARLY, FILES_LATE = "files at most, second part", "files at most, last part"
-BYTES_EARLY, BYTES_LATE = "files' memory at most, second part", "files' memory at most, last part"
-OWN_EARLY, OWN_LATE = "processes' memory, second part", "processes' memory, last part"
-
-
-def restart_name(stage: str, situation: str) -> str:
-    """Return the name of a figure of our restarts."""
-    return f"ours, {stage}, {situation}"
-
-
-RESTARTS = tuple(
-    restart_name(stage, situation) for stage in STAGES for situation in (WORKER_KILLED, ALL_KILLED)
-)
 
 FIGURES: Mapping[str, tuple[Figure, ...]] = {
     READ: tuple(
@@ -82,26 +65,12 @@ FIGURES: Mapping[str, tuple[Figure, ...]] = {
     ),
     FLOW: tuple(Figure(name, "1/s") for name in (MADE, OURS, LOADER_1, STATEFUL_1)),
     RESUME: tuple(Figure(name, "ms") for name in (AT_0, AT_FAR, SOURCE_0, SOURCE_FAR)),
-    RESTART: tuple(Figure(name, "ms") for name in (COLD, *RESTARTS)),
     MEMORY: tuple(Figure(name, "MiB") for name in (COPY, MAPPED, GAINED)),
-    LONG: (
-        Figure(FIRST_COST, "us"),
-        Figure(LAST_COST, "us"),
-        Figure(FILES_EARLY, ""),
-        Figure(FILES_LATE, ""),
-        Figure(BYTES_EARLY, "MiB"),
-        Figure(BYTES_LATE, "MiB"),
-        Figure(OWN_EARLY, "MiB"),
-        Figure(OWN_LATE, "MiB"),
-    ),
 }
 
-READ_TIMES, RATE, FLOW_TIMES, RESTART_TIMES, RESTART_MS, COPIES = 5.0, 2000.0, 1.0, 50.0, 20.0, 1.15
+READ_TIMES, RATE, FLOW_TIMES, COPIES = 5.0, 2000.0, 1.0, 1.15
 NOISE = 1.1
 """Medians of starts of a process are not nearer to each other than this."""
-COST_TIMES = 1.25
-LEAK_MIB = 0.5
-"""Of processes in the whole long run: what a page more or less in Python's heap may take."""
 
 
 def judge(rows: Mapping[str, Measured]) -> list[Bar]:
@@ -110,9 +79,7 @@ def judge(rows: Mapping[str, Measured]) -> list[Bar]:
         READ: _judge_read,
         FLOW: _judge_flow,
         RESUME: _judge_resume,
-        RESTART: _judge_restart,
         MEMORY: _judge_memory,
-        LONG: _judge_long,
     }
     return [
         bar
@@ -148,48 +115,12 @@ def _judge_resume(medians: Mapping[str, float]) -> list[Bar]:
     return [Bar(what="resume at the far sample, x at 0", figure=figure, bar=NOISE)]
 
 
-def _judge_restart(medians: Mapping[str, float]) -> list[Bar]:
-    slowest = max(medians[name] for name in RESTARTS)
-    return [
-        Bar(
-            what="first batch after a restart, times faster than DataLoader",
-            figure=medians[COLD] / slowest,
-            bar=RESTART_TIMES,
-            is_least=True,
-        ),
-        *(
-            Bar(what=f"first batch, {name}, ms", figure=medians[name], bar=RESTART_MS)
-            for name in RESTARTS
-        ),
-    ]
-
-
 def _judge_memory(medians: Mapping[str, float]) -> list[Bar]:
     copy = medians[COPY]
     return [
         Bar(what="mapped by all processes, x one copy", figure=medians[MAPPED] / copy, bar=COPIES),
         Bar(
             what="with all that they gained, x one copy", figure=medians[GAINED] / copy, bar=COPIES
-        ),
-    ]
-
-
-def _judge_long(medians: Mapping[str, float]) -> list[Bar]:
-    cost = medians[LAST_COST] / medians[FIRST_COST]
-    return [
-        Bar(
-            what="cost a batch, last part against first", figure=max(cost, 1 / cost), bar=COST_TIMES
-        ),
-        Bar(what="files more in the end", figure=medians[FILES_LATE] - medians[FILES_EARLY], bar=0),
-        Bar(
-            what="MiB more of files in the end",
-            figure=medians[BYTES_LATE] - medians[BYTES_EARLY],
-            bar=0,
-        ),
-        Bar(
-            what="MiB more of processes in the end",
-            figure=medians[OWN_LATE] - medians[OWN_EARLY],
-            bar=LEAK_MIB,
         ),
     ]
 

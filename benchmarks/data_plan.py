@@ -47,11 +47,7 @@ class Plan:
     """Batches of a lap of reading, all of them in the cache."""
     num_made: int
     """Batches of a lap in which the producer works."""
-    num_steps: int
-    """Batches of the long run."""
     num_consumers: int
-    first_s: float
-    """How long the first batch of the slow dataset takes."""
     resume_sample: int
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,14 +18,11 @@ SAMPLES_PER_BATCH = 8
 class Counting(IterableDataset[Batch]):
     """Batches of the number that they have, at next to no cost; it has no end."""
 
-    def __init__(self, num_tokens: int, first: int = 0, first_s: float = 0.0) -> None:
+    def __init__(self, num_tokens: int, first: int = 0) -> None:
         self.num_tokens = num_tokens
         self.first = first
-        self.first_s = first_s
-        """How long the first batch takes, wherever it begins."""
 
     def __iter__(self) -> Iterator[Batch]:
-        time.sleep(self.first_s)
         for number in itertools.count(self.first):
             yield {"tokens": torch.full((self.num_tokens,), number)}
 
@@ -45,9 +41,9 @@ class Numbered(Dataset[Batch]):
         return {"tokens": torch.full((self.num_tokens,), index)}
 
 
-def counting(start: Start, num_tokens: int, first_s: float = 0.0) -> DataLoader[Any]:
+def counting(start: Start, num_tokens: int) -> DataLoader[Any]:
     """Return a loader of the trivial dataset, or of the one whose first batch takes long."""
-    return DataLoader(Counting(num_tokens, start.batch, first_s), batch_size=None)
+    return DataLoader(Counting(num_tokens, start.batch), batch_size=None)
 
 
 def numbered(start: Start, num_samples: int, num_tokens: int) -> DataLoader[Any]:
