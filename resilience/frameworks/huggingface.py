@@ -143,9 +143,8 @@ class _Loop:
         self._accumulate: int = trainer.args.gradient_accumulation_steps
         self.seed: int = trainer.args.seed
         self._begin_counts()
-        check_data(
-            loader.dataset, rank=trainer.args.process_index, world_size=trainer.args.world_size
-        )
+        data = getattr(loader, "dataset", ())
+        check_data(data, rank=trainer.args.process_index, world_size=trainer.args.world_size)
         has_agent = read_handles(os.environ) is not None
         self.calls = CallbackCalls(trainer.callback_handler, writes_log=has_agent)
         self._run = self._protect()

@@ -44,7 +44,6 @@ class TrainerProgress:
         self._callbacks: dict[str, dict[str, Any]] | None = None
         """Changed values of callbacks at the begin of what is run again."""
         self._at_first = read_values(trainer, without=_NOT_SENT)
-        self._names = frozenset(vars(trainer)) | _NOT_SENT
         self._callbacks_at_first = {
             key: read_values(each) for key, each in _callbacks(trainer).items()
         }
@@ -86,6 +85,7 @@ class TrainerProgress:
             "own": self._read_own(),
             "rows": self._rows.clone(),
             "rows_step": self._rows_step,
+            "names": list(vars(trainer)),
             "attributes": attributes,
             "changed": list(changed_values(attributes, self._at_first)),
             "callbacks": self._read_callbacks() if self._callbacks is None else self._callbacks,
@@ -104,7 +104,8 @@ class TrainerProgress:
         attributes, own_sums = state_dict["attributes"], state_dict["own"]
         if is_own:
             # Callbacks keep what they have: each call is made once.
-            restore_values(trainer, attributes, kept=self._names)
+            kept = _NOT_SENT.union(state_dict["names"])
+            restore_values(trainer, attributes, kept=kept)
         else:
             write_values(
                 trainer,
