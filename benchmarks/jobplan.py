@@ -40,9 +40,7 @@ class JobPlan:
     """One run of the job under one system.
 
     `ports` are free ones of 127.0.0.1 for whatever the system has to listen on. Where the number
-    of ranks changes, a step has `num_micro_batches`, each with a sleep before it; one
-    of another `model` has one sample of the length of benchmarks.elastic_goodput: `llama` is that
-    of its recipe, `small` recovery_peers.small_model.
+    of ranks changes, a step has `num_micro_batches`, each with a sleep before it.
     """
 
     run_dir: str
@@ -54,7 +52,6 @@ class JobPlan:
     ports: tuple[int, ...] = ()
     num_micro_batches: int = 12
     sleep_s: float = 0.0
-    model: Literal["job", "llama", "small"] = "job"
 
     def write(self) -> None:
         """Write this plan to its run folder, which must exist."""

@@ -25,47 +25,14 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from benchmarks.recovery_peers import job  # noqa: E402
 from benchmarks.recovery_peers.newest_checkpoint import NewestCheckpoint  # noqa: E402
-from benchmarks.recovery_peers.small_model import SmallModel  # noqa: E402
 
-SMALL = {
-    "hidden_size": 128,
-    "intermediate_size": 384,
-    "num_hidden_layers": 3,
-    "num_key_value_heads": 2,
-    "vocab_size": 272,
-}
-"""The model of llama3_tiny_elastic."""
-SMALL_SEQUENCE = 32
 NUM_BATCHES = PLAN.num_micro_batches
-
-
-def build_model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """Build the plan's model and its optimizer, with the same first weights in every process."""
-    if PLAN.model != "small":
-        return job.build_model(**(SMALL if PLAN.model == "llama" else {}))
-    model = SmallModel()
-    model.fill()
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-
-def compute_loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    """Run the forward pass of a wrapped model."""
-    if PLAN.model != "small":
-        return job.compute_loss(model, batch)
-    loss: torch.Tensor = model(batch)
-    return loss
-
-
-def draw_batch(number: int, step: int) -> torch.Tensor:
-    """Draw one micro batch of a step."""
-    batch = job.draw_batch(number, step, NUM_BATCHES)
-    return batch if PLAN.model == "job" else batch[:1, :SMALL_SEQUENCE]
 
 
 def main() -> None:
     """Train from the newest checkpoint to the planned step."""
     newest = NewestCheckpoint(PLAN)
-    model, optimizer = build_model()
+    model, optimizer = job.build_model()
     timeout = timedelta(seconds=PLAN.gloo_timeout_s)
     dist.init_process_group("gloo", timeout=timeout)
     next_step = newest.restore(model, optimizer)
@@ -77,7 +44,7 @@ def main() -> None:
             time.sleep(PLAN.sleep_s)
             is_last = number == own[-1]
             with contextlib.nullcontext() if is_last else wrapped.no_sync():
-                loss = compute_loss(wrapped, draw_batch(number, step))
+                loss = job.compute_loss(wrapped, job.draw_batch(number, step, NUM_BATCHES))
                 (loss * WORLD / NUM_BATCHES).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -80,6 +80,18 @@ class RecoveryMixin:
 
     _is_saving = _has_trained = False
 
+    def train(self, resume_from_checkpoint: Any = None, *given: Any, **named: Any) -> Any:
+        """Train; a process that joins a run which began anew loads no checkpoint either."""
+        trainer: Any = self
+        rank, num_ranks = trainer.args.process_index, trainer.args.world_size
+        if num_ranks > 1:
+            # In a set-up: a process that joins is given what the first one has sent.
+            resumes = torch.zeros(num_ranks, dtype=torch.int64)
+            resumes[rank] = bool(resume_from_checkpoint)
+            dist.all_reduce(resumes)
+            resume_from_checkpoint = resume_from_checkpoint if resumes[rank] else None
+        return super().train(resume_from_checkpoint, *given, **named)  # type: ignore[misc]
+
     def _inner_training_loop(
         self,
         batch_size: int | None = None,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, MutableMapping
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,83 @@ _PLAIN = (bool, int, float, str, type(None))
 _DEPTH = 3
 _ITEM_BYTES_MAX = 8
 """Bytes of an array's number; torch has no longer ones."""
-_ARRAY, _NUMBER, _DEQUE, _SET = (f"\0{each}" for each in ("array", "number", "deque", "set"))
+_ARRAY, _NUMBER, _DEQUE, _SET, _DICT = (
+    f"\0{each}" for each in ("array", "number", "deque", "set", "dict")
+)
 """First parts of the tuples in which other kinds travel."""
+_DICTS: dict[str, type] = {"OrderedDict": OrderedDict, "Counter": Counter}
+_FACTORIES: dict[str, Any] = {each.__name__: each for each in (int, float, str, list, dict, set)}
+"""What makes a defaultdict's values, by name."""
+
+
+class KeptValues:
+    """The plain attributes of one object of a program, for a step that is run again.
+
+    Each object of a step's begin comes back itself, with the contents that it had, so that parts
+    which attributes share stay shared. A process that joins takes over the attributes that have
+    changed on any rank since this was made, as copies: others may be a rank's own.
+    """
+
+    _MOMENTS_MAX = 8
+
+    def __init__(self, owner: object, *, without: frozenset[str] = frozenset()) -> None:
+        self._owner, self._without = owner, without
+        self._at_first = read_values(owner, without=without)
+        self._changed: set[str] = set()
+        self._objects: dict[int, dict[str, Any]] = {}
+        """The objects that had the values of a moment."""
+        self._num_moments = 0
+
+    def read(self) -> dict[str, Any]:
+        """Return all plain attributes, as numbers, text, tensors, and lists and dicts of these."""
+        values = read_values(self._owner, without=self._without)
+        self._note_changed(values)
+        own = vars(self._owner)
+        self._num_moments += 1
+        self._objects[self._num_moments] = {name: _refer(own[name]) for name in values}
+        self._objects.pop(self._num_moments - self._MOMENTS_MAX, None)
+        return {"moment": self._num_moments, "values": values, **self._names()}
+
+    def read_changed(self) -> dict[str, Any]:
+        """Return what a process that joins needs of them."""
+        values = read_values(self._owner, without=self._without)
+        self._note_changed(values)
+        kept = {name: each for name, each in values.items() if name in self._changed}
+        return {"values": kept, **self._names()}
+
+    def restore(self, found: Mapping[str, Any]) -> None:
+        """Put back what `read` of this object has returned; what was made since is removed."""
+        own, values = vars(self._owner), found["values"]
+        now = read_values(self._owner, without=self._without.union(found["names"]))
+        for name in now.keys() - values.keys():
+            del own[name]
+        objects = self._objects.get(found["moment"])
+        if objects is None:
+            write_values(self._owner, values)
+        else:
+            own.update({name: _put_back(objects[name], each) for name, each in values.items()})
+
+    def take_over(self, found: Mapping[str, Any]) -> None:
+        """Take what has changed over from `read` or `read_changed` of another rank's object."""
+        own, values = vars(self._owner), found["values"]
+        self._changed.update(found["changed"])
+        write_values(
+            self._owner, {name: values[name] for name in found["changed"] if name in values}
+        )
+        for name in set(found["changed"]).difference(found["names"]):
+            own.pop(name, None)
+
+    def _note_changed(self, values: Mapping[str, Any]) -> None:
+        before = self._at_first
+        self._changed |= {
+            name
+            for name, each in values.items()
+            if name not in before or not _is_same(each, before[name])
+        }
+        self._changed |= before.keys() - vars(self._owner).keys()
+
+    def _names(self) -> dict[str, list[str]]:
+        return {"names": list(vars(self._owner)), "changed": sorted(self._changed)}
 
 
 def read_values(owner: object, *, without: frozenset[str] = frozenset()) -> dict[str, Any]:
@@ -30,33 +105,28 @@ def read_values(owner: object, *, without: frozenset[str] = frozenset()) -> dict
     return found
 
 
-def changed_values(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of `read_values` differs from an earlier one's."""
-    return {
-        key: each
-        for key, each in now.items()
-        if key not in before or not _is_same(each, before[key])
-    }
-
-
-def restore_values(owner: object, values: Mapping[str, Any], *, kept: frozenset[str]) -> None:
-    """Put back plain attributes, and remove those that were made since, but for `kept`."""
-    for name in read_values(owner, without=kept).keys() - values.keys():
-        delattr(owner, name)
-    write_values(owner, values)
-
-
 def write_values(owner: object, values: Mapping[str, Any]) -> None:
-    """Put back what `read_values` returned; mappings stay the objects that they are."""
+    """Put back what `read_values` returned, where it differs; mappings stay what they are."""
     own = vars(owner)
     for name, value in values.items():
-        own[name] = _replace(own.get(name), value)
+        if name not in own or not _has(own[name], value):
+            own[name] = _replace(own.get(name), value)
+
+
+def name_by_class(objects: Iterable[object]) -> dict[str, Any]:
+    """Return objects by class and number, since ranks may have others besides."""
+    found: dict[str, Any] = {}
+    for each in objects:
+        name = type(each).__name__
+        found[f"{name}/{sum(key.startswith(f'{name}/') for key in found)}"] = each
+    return found
 
 
 def is_plain(value: Any, depth: int = _DEPTH) -> bool:
     """Return whether a value is of these, to a depth."""
     if isinstance(value, Tensor):
-        return not value.requires_grad and value.device.type == "cpu"
+        is_dense = value.layout == torch.strided and not value.is_quantized
+        return is_dense and not value.requires_grad and value.device.type == "cpu"
     if depth and isinstance(value, Mapping):
         return all(type(k) in _PLAIN and is_plain(v, depth - 1) for k, v in value.items())
     if depth and type(value) in (list, tuple, deque):
@@ -68,21 +138,32 @@ def is_plain(value: Any, depth: int = _DEPTH) -> bool:
     return type(value) in _PLAIN
 
 
+def _has(own: Any, value: Any) -> bool:
+    return is_plain(own) and _is_same(_copy(own), value)
+
+
 def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two copies are the same; a number that is none is the same as itself."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
+        if one.dtype != other.dtype or one.shape != other.shape:
+            return False
+        return bool(((one == other) | ((one != one) & (other != other))).all())
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
+        return list(one) == list(other) and all(_is_same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(_is_same, one, other))
-    return type(one) is type(other) and bool(one == other)
+    return type(one) is type(other) and bool(one == other or (one != one and other != other))
 
 
 def _copy(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, Mapping):
-        return {key: _copy(each) for key, each in value.items()}
+        copied = {key: _copy(each) for key, each in value.items()}
+        factory = getattr(value, "default_factory", None)
+        name, made_by = type(value).__name__, getattr(factory, "__name__", "")
+        is_known = _DICTS.get(name) is type(value) or _FACTORIES.get(made_by, copied) is factory
+        return (_DICT, name, made_by, copied) if is_known else copied
     if isinstance(value, (np.ndarray, np.generic)):
         kind = _ARRAY if isinstance(value, np.ndarray) else _NUMBER
         return kind, torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("=")))
@@ -103,6 +184,9 @@ def _unpack(value: Any) -> Any:
             return deque(map(_unpack, parts), length)
         case (str(kind), list(parts)) if kind == _SET:
             return set(parts)
+        case (str(kind), str(name), str(made_by), dict(found)) if kind == _DICT:
+            held = {key: _unpack(each) for key, each in found.items()}
+            return _DICTS[name](held) if name in _DICTS else defaultdict(_FACTORIES[made_by], held)
         case list() | tuple():
             return type(value)(map(_unpack, value))
         case dict():
@@ -111,9 +195,60 @@ def _unpack(value: Any) -> Any:
 
 
 def _replace(own: Any, value: Any) -> Any:
-    if isinstance(own, MutableMapping) and isinstance(value, Mapping):
+    parts = value[-1] if isinstance(value, tuple) and value[:1] == (_DICT,) else value
+    if isinstance(own, MutableMapping) and isinstance(parts, Mapping):
         before = dict(own)
         own.clear()
-        own.update({key: _replace(before.get(key), each) for key, each in value.items()})
+        own.update({key: _replace(before.get(key), each) for key, each in parts.items()})
         return own
     return _unpack(value)
+
+
+def _refer(value: Any) -> tuple[Any, Any]:
+    """Return an object with those that it holds, as they are."""
+    if isinstance(value, Mapping):
+        return value, {key: _refer(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple, deque)):
+        return value, [_refer(each) for each in value]
+    return value, None
+
+
+def _put_back(referred: tuple[Any, Any], value: Any) -> Any:
+    """Return an object with the contents that it and those it holds had then."""
+    own, parts = referred
+    held: Any = None
+    if isinstance(own, Mapping):
+        copied = value[-1] if isinstance(value, tuple) else value
+        held = {key: _put_back(parts[key], each) for key, each in copied.items()}
+    elif isinstance(own, (list, tuple, deque)):
+        copied = value[-1] if isinstance(own, deque) else value
+        held = [_put_back(part, each) for part, each in zip(parts, copied, strict=True)]
+    if isinstance(own, tuple):
+        return (
+            own if all(one is other for one, other in zip(own, held, strict=True)) else tuple(held)
+        )
+    if isinstance(own, MutableMapping):
+        own.clear()
+        own.update(held)
+    elif isinstance(own, list):
+        own[:] = held
+    elif isinstance(own, deque):
+        own.clear()
+        own.extend(held)
+    elif not _has(own, value):
+        return _write(own, _unpack(value))
+    return own
+
+
+def _write(own: Any, value: Any) -> Any:
+    """Write other contents into an object; or return them, where it takes none."""
+    if isinstance(own, Tensor) and not own.is_inference() and own.shape == value.shape:
+        return own.copy_(value)
+    if isinstance(own, np.ndarray) and own.flags.writeable and own.shape == value.shape:
+        own[...] = value
+        return own
+    if isinstance(own, set):
+        own.clear()
+        own.update(value)
+        return own
+    return value

@@ -10,12 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from resilience.frameworks.plain_values import (
-    changed_values,
-    read_values,
-    restore_values,
-    write_values,
-)
+from resilience.frameworks.plain_values import KeptValues, name_by_class
 
 _SENT_APART = ("is_local_process_zero", "is_world_process_zero", "log_history")
 """Fields of TrainerState that belong to a process, and the log, which has a text of its own."""
@@ -41,19 +36,18 @@ class TrainerProgress:
         self._rows_step = -1
         """The step in which they were brought to all ranks."""
         self._history: tuple[int, str] = (0, "[]")
-        self._callbacks: dict[str, dict[str, Any]] | None = None
+        self._before: dict[str, Any] | None = None
         """Changed values of callbacks at the begin of what is run again."""
-        self._at_first = read_values(trainer, without=_NOT_SENT)
-        self._callbacks_at_first = {
-            key: read_values(each) for key, each in _callbacks(trainer).items()
-        }
+        self._attributes = KeptValues(trainer, without=_NOT_SENT)
+        callbacks = name_by_class(trainer.callback_handler.callbacks)
+        self._callbacks = {key: KeptValues(each) for key, each in callbacks.items()}
         self.log: dict[str, Any] = {}
         """Gradient norm and learning rate of the last step, which its log has."""
         self.start_s = time.time()
 
     def begin_part(self) -> None:
         """Note that a step, or what follows one, begins."""
-        self._callbacks = None
+        self._before = None
 
     def note_step(self, **values: Any) -> None:
         """Note what the step's log has beside the loss."""
@@ -76,7 +70,6 @@ class TrainerProgress:
         """Return all of it: numbers, text and tensors."""
         trainer = self._trainer
         state = {key: each for key, each in vars(trainer.state).items() if key not in _SENT_APART}
-        attributes = read_values(trainer, without=_NOT_SENT)
         return {
             "rank": self._rank,
             "state": json.dumps(state, default=float),
@@ -85,10 +78,8 @@ class TrainerProgress:
             "own": self._read_own(),
             "rows": self._rows.clone(),
             "rows_step": self._rows_step,
-            "names": list(vars(trainer)),
-            "attributes": attributes,
-            "changed": list(changed_values(attributes, self._at_first)),
-            "callbacks": self._read_callbacks() if self._callbacks is None else self._callbacks,
+            "attributes": self._attributes.read(),
+            "callbacks": self._read_callbacks() if self._before is None else self._before,
             "log": dict(self.log),
             "start_s": self.start_s,
         }
@@ -100,19 +91,15 @@ class TrainerProgress:
         trainer.state.log_history = json.loads(state_dict["history"])
         vars(trainer.control).update(state_dict["control"])
         self._rows, self._rows_step = state_dict["rows"].clone(), state_dict["rows_step"]
-        self._callbacks = state_dict["callbacks"]
-        attributes, own_sums = state_dict["attributes"], state_dict["own"]
+        self._before = state_dict["callbacks"]
+        own_sums = state_dict["own"]
         if is_own:
             # Callbacks keep what they have: each call is made once.
-            kept = _NOT_SENT.union(state_dict["names"])
-            restore_values(trainer, attributes, kept=kept)
+            self._attributes.restore(state_dict["attributes"])
         else:
-            write_values(
-                trainer,
-                {key: attributes[key] for key in state_dict["changed"] if key in attributes},
-            )
-            for key, each in _callbacks(trainer).items():
-                write_values(each, state_dict["callbacks"].get(key, {}))
+            self._attributes.take_over(state_dict["attributes"])
+            for key in self._callbacks.keys() & state_dict["callbacks"].keys():
+                self._callbacks[key].take_over(state_dict["callbacks"][key])
             own_sums = self._find_sums(own_sums, state_dict["rank"])
         trainer._tr_loss.fill_(own_sums[0])  # noqa: SLF001
         trainer.current_flos = own_sums[1]
@@ -125,11 +112,8 @@ class TrainerProgress:
         has_stored = of_sender[1] != float(self._rows[sender, 1])
         return [0.0 if has_logged else loss, 0.0 if has_stored else flos]
 
-    def _read_callbacks(self) -> dict[str, dict[str, Any]]:
-        return {
-            key: changed_values(read_values(each), self._callbacks_at_first.get(key, {}))
-            for key, each in _callbacks(self._trainer).items()
-        }
+    def _read_callbacks(self) -> dict[str, Any]:
+        return {key: each.read_changed() for key, each in self._callbacks.items()}
 
     def _read_own(self) -> list[float]:
         return [float(self._trainer._tr_loss), float(self._trainer.current_flos)]  # noqa: SLF001
@@ -140,12 +124,3 @@ class TrainerProgress:
         if self._history[0] != len(lines):
             self._history = (len(lines), json.dumps(lines, default=float))
         return self._history[1]
-
-
-def _callbacks(trainer: Any) -> dict[str, Any]:
-    """Return the callbacks by class and number, since ranks may have others besides."""
-    found: dict[str, Any] = {}
-    for each in trainer.callback_handler.callbacks:
-        name = type(each).__name__
-        found[f"{name}/{sum(key.startswith(f'{name}/') for key in found)}"] = each
-    return found

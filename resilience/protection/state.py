@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler, _refresh_per_optimizer_state
@@ -317,6 +318,10 @@ def update_digest(digest: Any, value: Any) -> None:
     elif isinstance(value, Tensor):
         flat = _local(value).cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, np.ndarray):
+        digest.update(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, (set, frozenset)):
+        digest.update(repr(sorted(map(repr, value))).encode())
     else:
         digest.update(repr(value).encode())
 

@@ -63,7 +63,7 @@ def test_state_of_a_step_has_no_copy_of_the_data(tmp_path: Path) -> None:
     trainer._tr_loss, trainer._globalstep_last_logged = torch.tensor(0.0), 0
     trainer.own_counts = [1]
 
-    kept = TrainerProgress(trainer).state_dict()["attributes"]
+    kept = TrainerProgress(trainer).state_dict()["attributes"]["values"]
 
     assert kept["own_counts"] == [1]
     assert not {"train_dataset", "eval_dataset"} & kept.keys()

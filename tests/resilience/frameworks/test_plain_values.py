@@ -1,61 +1,117 @@
 from __future__ import annotations
 
 import io
-from collections import defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 
-from resilience.frameworks.plain_values import (
-    changed_values,
-    read_values,
-    restore_values,
-    write_values,
-)
+from resilience.frameworks.plain_values import KeptValues, read_values, write_values
 
 
-def test_plain_attributes_are_put_back_and_others_stay() -> None:
-    kept, other = torch.ones(2), object()
-    owner = SimpleNamespace(count=1, lines=[{"loss": 0.5}], kept=kept, other=other, apart=7)
-    values = read_values(owner, without=frozenset({"apart"}))
-
-    owner.count, owner.apart = 9, 8
-    owner.lines.append({"loss": 0.1})
-    kept.zero_()
-    write_values(owner, values)
-
-    assert (owner.count, owner.lines, owner.apart) == (1, [{"loss": 0.5}], 8)
-    assert owner.other is other
-    assert owner.kept.tolist() == [1, 1]
-
-
-def test_arrays_deques_and_sets_come_back_in_their_kinds_from_plain_values() -> None:
-    steps = np.arange(3, dtype=np.int16)
-    owner = SimpleNamespace(
-        steps=steps, mean=np.float32(0.5), last=deque([1, np.int64(2)], maxlen=2), seen={"a", 3}
-    )
+def send(values: dict[str, Any]) -> dict[str, Any]:
+    """Return what another process gets."""
     buffer = io.BytesIO()
-    torch.save(read_values(owner), buffer)
+    torch.save(values, buffer)
     buffer.seek(0)
-    found = torch.load(buffer, weights_only=True)
+    found: dict[str, Any] = torch.load(buffer, weights_only=True)
+    return found
 
-    assert changed_values(read_values(owner), found) == {}
-    steps += 1
-    owner.mean, owner.seen = np.float32(9), {"b"}
-    owner.last.append(7)
-    assert changed_values(read_values(owner), found).keys() == {"steps", "mean", "last", "seen"}
-    write_values(owner, found)
 
-    assert (owner.steps.tolist(), owner.steps.dtype) == ([0, 1, 2], np.int16)
-    assert (owner.mean, type(owner.mean)) == (np.float32(0.5), np.float32)
-    assert (owner.last, owner.last.maxlen, owner.seen) == (deque([1, 2]), 2, {"a", 3})
-    assert type(owner.last[1]) is np.int64
+def test_attributes_of_a_step_that_is_run_again_are_themselves_with_what_they_had() -> None:
+    """What the program, or another attribute, has of them is put back with them."""
+    lines, array, total = [{"loss": 0.5}], np.arange(3), torch.ones(2)
+    other = object()
+    owner = SimpleNamespace(count=1, lines=lines, array=array, parts={"t": total}, total=total)
+    owner.other, owner.bar, owner.last = other, other, total[:1]
+    kept = KeptValues(owner)
+    found = send(kept.read())
+
+    owner.count, owner.bar, owner.made = 9, None, 1
+    lines.append({"loss": 0.1})
+    array += 1
+    total.zero_()
+    owner.last = batch = torch.full((1,), 7.0)
+    del owner.lines
+    kept.restore(found)
+
+    assert (owner.count, owner.lines, owner.array.tolist()) == (1, [{"loss": 0.5}], [0, 1, 2])
+    assert (owner.lines is lines, owner.array is array) == (True, True)
+    assert owner.parts["t"] is owner.total is total
+    assert total.tolist() == [1, 1]
+    assert (owner.last.tolist(), batch.tolist()) == ([1], [7])
+    assert (owner.other, owner.bar) == (other, None)
+    assert not hasattr(owner, "made")
+
+
+def test_earlier_moments_can_be_restored_too() -> None:
+    owner = SimpleNamespace(lines=["step"])
+    kept = KeptValues(owner)
+    of_step = kept.read()
+    owner.lines = ["functions"]
+    of_functions = kept.read()
+
+    kept.restore(of_step)
+    assert owner.lines == ["step"]
+    kept.restore(of_functions)
+    assert owner.lines == ["functions"]
+    kept.restore({**of_step, "moment": -1})
+    assert owner.lines == ["step"]
+
+
+def test_process_that_joins_takes_what_has_ever_changed_and_keeps_its_own() -> None:
+    nan = torch.tensor([float("nan")])
+    owner, joining = (
+        SimpleNamespace(rank=rank, counter=0, warm=1, gone=None, mine=nan * rank, bar=None)
+        for rank in range(2)
+    )
+    kept, taking = KeptValues(owner), KeptValues(joining)
+    owner.counter = 1
+    kept.read()
+    owner.counter = 0
+    del owner.warm
+    joining.counter = 1  # restored from a checkpoint
+
+    taking.take_over(send(kept.read_changed()))
+
+    assert (joining.counter, joining.rank) == (0, 1)
+    assert not hasattr(joining, "warm")
+    assert taking.read_changed()["changed"] == ["counter", "warm"]
+
+
+def test_kinds_come_back_from_plain_values() -> None:
+    values = {
+        "steps": np.arange(3, dtype=np.int16)[::2],
+        "mean": np.float32(0.5),
+        "big": np.array([1, 2], dtype=">i4"),
+        "last": deque([1, np.int64(2)], maxlen=2),
+        "seen": {"a", 3},
+        "sums": [defaultdict(float, loss=1.0)],
+        "counts": (Counter(a=2), OrderedDict(b=1)),
+        "nan": float("nan"),
+    }
+    found = send(read_values(SimpleNamespace(**values)))
+    taken = SimpleNamespace()
+    write_values(taken, found)
+
+    assert (taken.steps.tolist(), taken.steps.dtype) == ([0, 2], np.int16)
+    assert (taken.mean, type(taken.mean), taken.big.tolist()) == (0.5, np.float32, [1, 2])
+    assert (taken.last, taken.last.maxlen, taken.seen) == (deque([1, 2]), 2, {"a", 3})
+    assert type(taken.last[1]) is np.int64
+    taken.sums[0]["new"] += 1
+    assert taken.sums == [{"loss": 1.0, "new": 1.0}]
+    assert (taken.counts, [type(each) for each in taken.counts]) == (
+        values["counts"],
+        [Counter, OrderedDict],
+    )
+    assert taken.nan != taken.nan
 
 
 def test_mapping_stays_the_object_that_it_is() -> None:
     """trl's trainers add to a value that is not there yet."""
-    metrics = {"train": defaultdict(list, loss=[1.0])}
+    metrics = {"train": defaultdict(lambda: [0.0], loss=[1.0])}
     owner = SimpleNamespace(metrics=metrics)
     values = read_values(owner)
 
@@ -65,30 +121,15 @@ def test_mapping_stays_the_object_that_it_is() -> None:
 
     assert owner.metrics is metrics
     metrics["train"]["new"].append(4.0)
-    assert metrics["train"] == {"loss": [1.0], "new": [4.0]}
+    assert metrics["train"] == {"loss": [1.0], "new": [0.0, 4.0]}
 
 
-def test_attribute_that_holds_an_object_anywhere_is_left_out() -> None:
-    owner = SimpleNamespace(mixed=[1, object()], deep={"a": {"b": {"c": {"d": 1}}}})
+def test_attribute_that_holds_what_cannot_travel_is_left_out() -> None:
+    owner = SimpleNamespace(
+        mixed=[1, object()],
+        deep={"a": {"b": {"c": {"d": 1}}}},
+        sparse=torch.eye(2).to_sparse(),
+        words=np.array(["a"]),
+    )
 
     assert read_values(owner) == {}
-
-
-def test_attribute_that_was_made_since_is_removed_unless_it_is_kept() -> None:
-    owner = SimpleNamespace(bar=object())
-    values = read_values(owner)
-
-    owner.count, owner.bar = 3, None
-    restore_values(owner, values, kept=frozenset({"bar"}))
-
-    assert vars(owner) == {"bar": None}
-
-
-def test_changed_values_leave_out_a_ranks_own() -> None:
-    owner = SimpleNamespace(rank=1, bar=None, count=0, sums={"loss": [torch.zeros(1)]})
-    before = read_values(owner)
-
-    owner.count = 2
-    owner.sums["loss"].append(torch.ones(1))
-
-    assert changed_values(read_values(owner), before).keys() == {"count", "sums"}

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -94,14 +95,17 @@ def test_sharded_training_ends_with_the_bits_of_a_run_without_faults(
 def test_resumed_training_ends_with_the_bits_of_one_in_one_go(
     protect: Protect, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A process that joins loads a newer checkpoint than the others did."""
     first = protect.undisturbed("trainer")  # type: ignore[attr-defined]
-    monkeypatch.setenv("RESUME", str(first.folder / "trained" / "checkpoint-4"))
+    monkeypatch.setenv("RESUME", "newest")
+    own = run.folder / "out" / "trained" / "checkpoint-4"
+    shutil.copytree(first.folder / "trained" / "checkpoint-4", own)
 
-    start(run, "trainer", "1@6:backward:kill 0@8:gate:exception")
+    start(run, "trainer", "1@6:backward:kill 0@8:saved:kill 2@9:gate:exception 3@10:logged:kill")
 
     assert [run.wait(node) for node in run.agents] == [0, 0], run.show()
     ended = Ended(run.folder / "out")
-    assert len(ended.fired) == 2
+    assert len(ended.fired) == 4
     for rank, found in first.ends.items():
         # The mean loss, in the last line too, is that of the steps since the resume.
         own = ended.ends[rank]
@@ -110,13 +114,14 @@ def test_resumed_training_ends_with_the_bits_of_one_in_one_go(
 
 
 @pytest.mark.slow
-def test_process_that_joins_may_load_a_newer_checkpoint_than_the_others(
-    protect: Protect, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["trainer", "sharded"])
+def test_process_that_joins_a_run_from_step_0_loads_no_checkpoint(
+    protect: Protect, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """As a program does that resumes from the newest one, in whichever start."""
+    """Its program would resume from the newest one; with FSDP2 all ranks have to load."""
     monkeypatch.setenv("RESUME", "newest")
 
-    protect("trainer", "0@4:saved:kill 2@5:backward:kill 1@8:saved:kill")
+    protect(name, "0@4:saved:kill 2@5:backward:kill 1@8:saved:kill")
 
 
 def test_callback_that_communicates_is_refused(run: Run) -> None:
