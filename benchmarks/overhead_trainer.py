@@ -88,7 +88,7 @@ def train(name: str, port: int, num_steps: int) -> None:
     options = {"logging_steps": 50, "save_strategy": "no", "report_to": [], "disable_tqdm": True}
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            folder, use_cpu=True, max_steps=num_steps, per_device_train_batch_size=4, **options
+            folder, use_cpu=True, max_steps=num_steps, per_device_train_batch_size=2, **options
         )
         rows = [{"input_ids": each, "labels": each} for each in samples]
         trainer = kind(model=model, args=arguments, train_dataset=rows, callbacks=[Asks()])

@@ -19,7 +19,6 @@ LOG = EventLog(PLAN.run_dir)
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 LOG.write("started", RANK)
 
-import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
