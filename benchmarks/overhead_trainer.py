@@ -1,10 +1,10 @@
 """A Trainer's steps, the plain one's and this package's in turn: what recovery costs.
 
-    python -m benchmarks.overhead_trainer [--pairs 1000]
+    python -m benchmarks.overhead_trainer [--framework huggingface|lightning] [--pairs 1000]
 
-Two workers train the tiny model with transformers.Trainer under torchrun, two with that of
-`resilience.frameworks.huggingface` under the agent. Before each step all ranks ask for their
-turn, and one of the programs has it until its ranks ask again, pair by pair in changing order.
+Two workers train the tiny model with a framework's Trainer under torchrun, two with that of
+`resilience.frameworks` under the agent. Before each step all ranks ask for their turn, and one of
+the programs has it until its ranks ask again, pair by pair in changing order.
 """
 
 from __future__ import annotations
@@ -64,52 +64,100 @@ class Turns:
             rank.close()
 
 
-def train(name: str, port: int, num_steps: int) -> None:
-    """Be one rank of a program."""
+class Asking:
+    """A callback's part: asks for the turn of a step."""
+
+    def __init__(self, name: str, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.sendall(bytes([NAMES.index(name)]))
+
+    def ask(self) -> None:
+        """Return once it is this program's turn."""
+        self._socket.sendall(b".")
+        self._socket.recv(1)
+
+
+def train_huggingface(name: str, asking: Asking, num_steps: int) -> None:
+    """Be one rank of a program with transformers.Trainer."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from benchmarks.recovery_peers import job
-
-    kind: Any = Trainer
-    if name == "ours":
-        from resilience.frameworks import huggingface
-
-        kind = huggingface.Trainer
-    asks = socket.create_connection(("127.0.0.1", port))
-    asks.sendall(bytes([NAMES.index(name)]))
+    from resilience.frameworks import huggingface
 
     class Asks(TrainerCallback):
         def on_step_begin(self, *given: Any, **named: Any) -> None:
-            asks.sendall(b".")
-            asks.recv(1)
+            asking.ask()
 
     model, _ = job.build_model(num_hidden_layers=12)
-    samples = [job.draw_sample(number) for number in range(4096)]
+    rows = [{"input_ids": each, "labels": each} for each in map(job.draw_sample, range(4096))]
     options = {"logging_steps": 50, "save_strategy": "no", "report_to": [], "disable_tqdm": True}
+    kind: Any = huggingface.Trainer if name == "ours" else Trainer
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder, use_cpu=True, max_steps=num_steps, per_device_train_batch_size=2, **options
         )
-        rows = [{"input_ids": each, "labels": each} for each in samples]
-        trainer = kind(model=model, args=arguments, train_dataset=rows, callbacks=[Asks()])
-        trainer.train()
+        kind(model=model, args=arguments, train_dataset=rows, callbacks=[Asks()]).train()
+
+
+def train_lightning(name: str, asking: Asking, num_steps: int) -> None:
+    """Be one rank of a program with Lightning's Trainer."""
+    import lightning
+    import torch
+
+    from benchmarks.recovery_peers import job
+    from resilience.frameworks.lightning import RecoveringDDPStrategy
+
+    class Asks(lightning.Callback):  # type: ignore[misc]
+        def on_train_batch_start(self, *given: Any, **named: Any) -> None:
+            asking.ask()
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.core, _ = job.build_model(num_hidden_layers=12)
+
+        def training_step(self, batch: torch.Tensor, number: int) -> torch.Tensor:
+            loss = job.compute_loss(self.core, batch)
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+    quiet = dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "logger"), False)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=NUM_RANKS,
+        strategy=RecoveringDDPStrategy() if name == "ours" else "ddp",
+        max_steps=num_steps,
+        gradient_clip_val=1.0,
+        callbacks=[Asks()],
+        **quiet,
+    )
+    data: Any = list(map(job.draw_sample, range(4096)))
+    trainer.fit(Module(), torch.utils.data.DataLoader(data, batch_size=2, shuffle=True))
+
+
+TRAIN = {"huggingface": train_huggingface, "lightning": train_lightning}
 
 
 def main() -> None:
     """Start both programs, give turns, and print what came out."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--framework", choices=sorted(TRAIN), default="huggingface")
     parser.add_argument("--pairs", type=int, default=1000)
     parser.add_argument("--rank-of", nargs=2, help="name and port: be a rank of this program")
     options = parser.parse_args()
     num_steps = WARM_UP + options.pairs
     if options.rank_of:
         name, port = options.rank_of
-        train(name, int(port), num_steps + 1)
+        TRAIN[options.framework](name, Asking(name, int(port)), num_steps + 1)
         return
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(ASK_LIMIT_S)
         port = str(listener.getsockname()[1])
-        own = ["benchmarks.overhead_trainer", f"--pairs={options.pairs}", "--rank-of"]
+        own = ["benchmarks.overhead_trainer", f"--framework={options.framework}"]
+        own += [f"--pairs={options.pairs}", "--rank-of"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
         programs = [

@@ -15,6 +15,7 @@ LARGE_FOLDERS = {
 PUBLIC_API = {
     "resilience.data.datamodule": ("docs/data.md", "CachedDataModule"),
     "resilience.frameworks.huggingface": ("docs/huggingface.md", "RecoveryMixin"),
+    "resilience.frameworks.lightning": ("docs/lightning.md", "RecoveringDDPStrategy"),
     "resilience.testing.async_group": ("docs/architecture.md", "fakes that ship"),
     "resilience.testing.network": ("docs/architecture.md", "resilience.testing.network"),
     "resilience.tiered.aws_bucket": ("docs/tiered.md", "BucketSource"),
@@ -60,6 +61,18 @@ FOREIGN_TARGETS = {
             "trainer.current_gradient_accumulation_steps trainer.state.best_model_checkpoint "
             "trainer.state.epoch trainer.state.global_step"
         ),
+    ),
+    "resilience/frameworks/lightning.py": (
+        "what a broken step has left in Lightning's Trainer is put back",
+        "self._trainer.strategy.model.require_backward_grad_sync self._trainer.training",
+    ),
+    "resilience/frameworks/lightning_calls.py": (
+        "Lightning's callbacks and counts tell its loop of a stop this way",
+        "each.completed self._trainer.should_stop",
+    ),
+    "resilience/frameworks/lightning_state.py": (
+        "what Lightning's Trainer has decided is put back",
+        "self._trainer.should_stop",
     ),
     "resilience/frameworks/trainer_state.py": (
         "what a Trainer has counted is put back",
