@@ -42,7 +42,7 @@ class Numbered(Dataset[Batch]):
 
 
 def counting(start: Start, num_tokens: int) -> DataLoader[Any]:
-    """Return a loader of the trivial dataset, or of the one whose first batch takes long."""
+    """Return a loader of the trivial dataset."""
     return DataLoader(Counting(num_tokens, start.batch), batch_size=None)
 
 

@@ -39,8 +39,7 @@ class Fault:
 class JobPlan:
     """One run of the job under one system.
 
-    `ports` are free ones of 127.0.0.1 for whatever the system has to listen on. Where the number
-    of ranks changes, a step has `num_micro_batches`, each with a sleep before it.
+    `ports` are free ones of 127.0.0.1 for whatever the system has to listen on.
     """
 
     run_dir: str
@@ -50,8 +49,6 @@ class JobPlan:
     checkpoint_every: int = 1
     gloo_timeout_s: float = 10.0
     ports: tuple[int, ...] = ()
-    num_micro_batches: int = 12
-    sleep_s: float = 0.0
 
     def write(self) -> None:
         """Write this plan to its run folder, which must exist."""

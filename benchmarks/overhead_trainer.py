@@ -28,8 +28,8 @@ WARM_UP = 20
 ASK_LIMIT_S = 120.0
 NAMES = ("plain", "ours")
 COMMANDS = {
-    "plain": ("torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_RANKS}", "-m"),
-    "ours": ("resilience.agent", f"--nproc-per-node={NUM_RANKS}", "--", "python", "-m"),
+    "plain": ("torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_RANKS}"),
+    "ours": ("resilience.agent", f"--nproc-per-node={NUM_RANKS}"),
 }
 
 
@@ -91,6 +91,7 @@ def train_huggingface(name: str, asking: Asking, num_steps: int) -> None:
     model, _ = job.build_model(num_hidden_layers=12)
     rows = [{"input_ids": each, "labels": each} for each in map(job.draw_sample, range(4096))]
     options = {"logging_steps": 50, "save_strategy": "no", "report_to": [], "disable_tqdm": True}
+    options["ddp_find_unused_parameters"] = False
     kind: Any = huggingface.Trainer if name == "ours" else Trainer
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
@@ -141,40 +142,52 @@ def train_lightning(name: str, asking: Asking, num_steps: int) -> None:
 TRAIN = {"huggingface": train_huggingface, "lightning": train_lightning}
 
 
+def measure(framework: str, pairs: int) -> dict[str, list[float]]:
+    """Start both programs and give them turns; return the seconds of their steps."""
+    order, found = random.Random(0), {name: list[float]() for name in NAMES}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
+        listener.settimeout(ASK_LIMIT_S)
+        own = ["benchmarks.overhead_trainer", f"--framework={framework}", f"--pairs={pairs}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+        programs = []
+        for name, (module, *options) in COMMANDS.items():
+            command = [sys.executable, "-m", module, *options]
+            command += [f"--run-dir={folder}/run", "--", "python"] if name == "ours" else []
+            place = [name, str(listener.getsockname()[1])]
+            command += ["-m", *own, "--rank-of", *place]
+            programs.append(subprocess.Popen(command, env=environment))
+        try:
+            turns = Turns(listener)
+            for _ in range(WARM_UP + pairs):
+                for name in order.sample(NAMES, len(NAMES)):
+                    found[name].append(turns.give(name))
+            turns.end()
+            if any(each.wait(ASK_LIMIT_S) for each in programs):
+                raise RuntimeError("a program has failed")
+        finally:
+            for each in programs:
+                each.terminate()
+                each.wait()
+    return {name: each[WARM_UP:] for name, each in found.items()}
+
+
 def main() -> None:
-    """Start both programs, give turns, and print what came out."""
+    """Print what both programs' steps took."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--framework", choices=sorted(TRAIN), default="huggingface")
     parser.add_argument("--pairs", type=int, default=1000)
     parser.add_argument("--rank-of", nargs=2, help="name and port: be a rank of this program")
     options = parser.parse_args()
-    num_steps = WARM_UP + options.pairs
     if options.rank_of:
         name, port = options.rank_of
-        TRAIN[options.framework](name, Asking(name, int(port)), num_steps + 1)
+        num_steps = WARM_UP + options.pairs + 1
+        TRAIN[options.framework](name, Asking(name, int(port)), num_steps)
         return
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(ASK_LIMIT_S)
-        port = str(listener.getsockname()[1])
-        own = ["benchmarks.overhead_trainer", f"--framework={options.framework}"]
-        own += [f"--pairs={options.pairs}", "--rank-of"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-        programs = [
-            subprocess.Popen(
-                [sys.executable, "-m", *COMMANDS[name], *own, name, port], env=environment
-            )
-            for name in NAMES
-        ]
-        turns = Turns(listener)
-        order, found = random.Random(0), {name: list[float]() for name in NAMES}
-        for _ in range(num_steps):
-            for name in order.sample(NAMES, len(NAMES)):
-                found[name].append(turns.give(name))
-        turns.end()
-    if any(each.wait(ASK_LIMIT_S) for each in programs):
-        raise RuntimeError("a program has failed")
-    plain, ours = (found[name][WARM_UP:] for name in NAMES)
+    plain, ours = measure(options.framework, options.pairs).values()
     medians = " and ".join(f"{1e3 * statistics.median(each):.2f} ms" for each in (ours, plain))
     print(f"ours / plain step {figures.judge_pairs(ours, plain)}, medians {medians}")
 

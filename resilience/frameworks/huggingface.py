@@ -86,7 +86,7 @@ class RecoveryMixin:
         rank, num_ranks = trainer.args.process_index, trainer.args.world_size
         if num_ranks > 1:
             # In a set-up: a process that joins is given what the first one has sent.
-            resumes = torch.zeros(num_ranks, dtype=torch.int64)
+            resumes = torch.zeros(num_ranks, dtype=torch.int64, device=trainer.args.device)
             resumes[rank] = bool(resume_from_checkpoint)
             dist.all_reduce(resumes)
             resume_from_checkpoint = resume_from_checkpoint if resumes[rank] else None
@@ -155,8 +155,9 @@ class _Loop:
         self._accumulate: int = trainer.args.gradient_accumulation_steps
         self.seed: int = trainer.args.seed
         self._begin_counts()
-        data = getattr(loader, "dataset", ())
-        check_data(data, rank=trainer.args.process_index, world_size=trainer.args.world_size)
+        args = trainer.args
+        place = {"rank": args.process_index, "world_size": args.world_size}
+        check_data(loader, **place, device=args.device)
         has_agent = read_handles(os.environ) is not None
         self.calls = CallbackCalls(trainer.callback_handler, writes_log=has_agent)
         self._run = self._protect()

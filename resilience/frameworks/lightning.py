@@ -42,6 +42,8 @@ class RecoveringDDPStrategy(DDPStrategy):  # type: ignore[misc]
 
     def setup_environment(self) -> None:
         """Set up the process, and have it resume and log where a lost one did."""
+        if self.root_device.type != "cpu":
+            raise StateError("training on GPUs is not kept exact so far; take accelerator='cpu'")
         super().setup_environment()
         atexit.register(_destroy_dist_connection)  # else a thread of gloo's may abort the exit
         if (trainer := self.lightning_module.trainer).state.fn == TrainerFn.FITTING:
@@ -79,9 +81,7 @@ class _RecoveringFitLoop(_FitLoop):  # type: ignore[misc]
         self._data_fetcher: Any = None
         self.reset()
         self.on_run_start()
-        run = _FitRun(self)
-        if not self.done:
-            run.train()
+        _FitRun(self).train()
         self.on_run_end()
 
 
@@ -146,6 +146,8 @@ class _FitRun(Run):
         fit, trainer = self._fit, self._trainer
         data, until = _EpochData(fit), trainer.estimated_stepping_batches
         try:
+            if fit.done:
+                return
             for found in self.steps(data, until=until, accumulate=self._accumulate):
                 with self.step():
                     self._take_step(found if self._accumulate > 1 else [found])
@@ -176,11 +178,15 @@ class _FitRun(Run):
         try:
             for _ in batches:
                 epoch.advance(fetcher)
-                if not calls.is_deferred:
+                if epoch._should_accumulate():
                     epoch.on_advance_end(fetcher)
         except StopIteration as error:
             raise StateError("on_train_batch_start: -1 is not kept; set should_stop") from error
-        self._progress.note_step(is_deferred=calls.is_deferred)
+        # A hook of the module has been called since.
+        is_deferred = calls.is_deferred or self._needs_all()
+        self._progress.note_step(is_deferred=is_deferred)
+        if not is_deferred:
+            epoch.on_advance_end(fetcher)
         if epoch.global_step == num_before:
             raise StateError("no optimizer.step() in training_step: accumulate by the Trainer")
         if self._trainer._logger_connector.should_update_logs and "loss" in calls.output:

@@ -17,20 +17,20 @@ from resilience.frameworks.calls_once import CallsOnce
 class HookCalls(CallsOnce):
     """Stands between a Trainer and its callbacks; made for one call of fit().
 
-    Checkpoint and EarlyStopping communicate: each try calls them again, after the others. Where
-    another callback is not called again, what it has logged is logged again, and its wish to stop
-    the training is restored.
+    Checkpoint and EarlyStopping communicate: each try calls them again, after the others. Another
+    callback is called once: a second try logs its values again, and restores its wish to stop the
+    training.
     """
 
     def __init__(self, trainer: Any, needs_all: Callable[[], bool]) -> None:
         super().__init__()
         self._trainer, self._needs_all = trainer, needs_all
         self.is_deferred = False
-        """What the last batch of a step has due waits until the step counts, for all ranks."""
+        """Checkpoints, stops and lines that a step has due wait until it counts."""
         self.output: Any = {}
-        """What the last training_step has returned."""
+        """The last value that training_step has returned."""
         self._calls: list[Callable[[], object]] = []
-        """What the callbacks that are being called have logged."""
+        """Values that the callbacks which are being called have logged."""
         self._log_step = trainer._logger_connector.update_train_step_metrics
         vars(trainer._logger_connector)["update_train_step_metrics"] = lambda: None
         self._call_all = call._call_callback_hooks
@@ -66,8 +66,14 @@ class HookCalls(CallsOnce):
     def restore(self) -> None:
         """Have the Trainer call callbacks and loggers itself."""
         call._call_callback_hooks = self._call_all
-        for logger in self._trainer.loggers:
-            del vars(logger)["log_metrics"]
+        epoch = self._trainer.fit_loop.epoch_loop
+        for owner, name in (
+            (self._trainer._logger_connector, "update_train_step_metrics"),
+            *((each, "log_metrics") for each in self._trainer.loggers),
+            *((each, "log") for each in (epoch._results, epoch.val_loop._results)),
+            *((each, "file_exists") for each in self._trainer.callbacks),
+        ):
+            vars(owner).pop(name, None)
 
     def _call_hooks(
         self, trainer: Any, hook: str, *given: Any, monitoring_callbacks: Any = None, **named: Any
@@ -78,6 +84,7 @@ class HookCalls(CallsOnce):
         if not monitoring_callbacks:
             if connector._first_loop_iter is None and trainer._results is not None:
                 connector.metrics  # noqa: B018 - computed by all ranks, before a callback reads it
+            self._calls = []  # a call that has raised may have logged
             self.call_once(
                 lambda: self._call_all(trainer, hook, *given, monitoring_callbacks=False, **named),
                 read=lambda: (trainer.should_stop, self._take_calls()),

@@ -10,11 +10,14 @@ from typing import Any
 
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 from resilience.frameworks.shared_texts import share_texts
 from resilience.inprocess.lasting import current_set_up
+
+_PATH_BYTES = 256
+"""Room for a path in a set-up, whose results are kept for all ranks."""
 
 
 class WholeCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
@@ -58,15 +61,16 @@ def keep_places(trainer: Any) -> None:
     rank, connector = trainer.global_rank, trainer._checkpoint_connector
     resume, set_up = connector.resume_start, current_set_up()
 
-    def keep(text: str) -> Any:
-        return share_texts(text, (), rank=rank, num_ranks=trainer.world_size)[rank]
+    def keep(text: str, of_rank: int) -> str:
+        place = {"rank": rank, "num_ranks": trainer.world_size, "width_min": _PATH_BYTES}
+        return share_texts(text, (), **place)[of_rank]
 
     def resume_start(path: Any = None, **named: Any) -> None:
-        resume(keep(str(path or "")) or None, **named)
+        resume(keep(str(path or ""), rank) or None, **named)
 
     vars(connector)["resume_start"] = resume_start
     for logger in trainer.loggers:
-        if getattr(logger, "_version", "") is None:
-            logger._version = int(keep(str(logger.version if rank == 0 else 0)))
+        if isinstance(logger, (CSVLogger, TensorBoardLogger)) and logger._version is None:
+            logger._version = int(keep(str(logger.version if rank == 0 else 0), 0))
         if rank == 0 and set_up and set_up.is_replay and isinstance(logger, CSVLogger):
             logger._experiment = _ContinuedWriter(log_dir=logger.log_dir)

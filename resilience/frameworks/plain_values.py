@@ -26,9 +26,9 @@ _FACTORIES: dict[str, Any] = {each.__name__: each for each in (int, float, str, 
 class KeptValues:
     """The plain attributes of one object of a program, for a step that is run again.
 
-    Each object of a step's begin comes back itself, with the contents that it had, so that parts
-    which attributes share stay shared. A process that joins takes over the attributes that have
-    changed on any rank since this was made, as copies: others may be a rank's own.
+    Each object of a step's begin comes back itself, with the contents that it had: attributes that
+    share one go on sharing it. A process that joins takes over copies of the attributes that have
+    changed on another rank since this was made: others may be a rank's own.
     """
 
     _MOMENTS_MAX = 8
@@ -40,6 +40,10 @@ class KeptValues:
         self._objects: dict[int, dict[str, Any]] = {}
         """The objects that had the values of a moment."""
         self._num_moments = 0
+
+    def follow(self, owner: object) -> None:
+        """Keep the attributes of another object, in the place of the one before."""
+        self._owner = owner
 
     def read(self) -> dict[str, Any]:
         """Return all plain attributes, as numbers, text, tensors, and lists and dicts of these."""
@@ -127,7 +131,7 @@ def is_plain(value: Any, depth: int = _DEPTH) -> bool:
     if isinstance(value, Tensor):
         is_dense = value.layout == torch.strided and not value.is_quantized
         return is_dense and not value.requires_grad and value.device.type == "cpu"
-    if depth and isinstance(value, Mapping):
+    if depth and type(value) in (dict, defaultdict, *_DICTS.values()):
         return all(type(k) in _PLAIN and is_plain(v, depth - 1) for k, v in value.items())
     if depth and type(value) in (list, tuple, deque):
         return all(is_plain(each, depth - 1) for each in value)
@@ -143,16 +147,21 @@ def _has(own: Any, value: Any) -> bool:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two copies are the same; a number that is none is the same as itself."""
+    """Return whether two copies have the same bits."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        if one.dtype != other.dtype or one.shape != other.shape:
-            return False
-        return bool(((one == other) | ((one != one) & (other != other))).all())
+        is_alike = one.dtype == other.dtype and one.shape == other.shape
+        return is_alike and torch.equal(_bits(one), _bits(other))
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return list(one) == list(other) and all(_is_same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(_is_same, one, other))
-    return type(one) is type(other) and bool(one == other or (one != one and other != other))
+    if isinstance(one, float) and isinstance(other, float):
+        return one.hex() == other.hex()
+    return type(one) is type(other) and bool(one == other)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def _copy(value: Any) -> Any:
@@ -242,8 +251,9 @@ def _put_back(referred: tuple[Any, Any], value: Any) -> Any:
 
 def _write(own: Any, value: Any) -> Any:
     """Write other contents into an object; or return them, where it takes none."""
-    if isinstance(own, Tensor) and not own.is_inference() and own.shape == value.shape:
-        return own.copy_(value)
+    if isinstance(own, Tensor):
+        is_fixed = own.is_inference() or own.requires_grad or not own.is_contiguous()
+        return value if is_fixed or own.shape != value.shape else own.copy_(value)
     if isinstance(own, np.ndarray) and own.flags.writeable and own.shape == value.shape:
         own[...] = value
         return own

@@ -9,17 +9,19 @@ import torch.distributed as dist
 
 _HEAD = 8
 """Bytes of a row that say how long its text is."""
-_WIDTH_MIN = 1 << 12
+_WIDTH_MIN = 1 << 13
 
 
-def share_texts(own: str, before: Sequence[str], *, rank: int, num_ranks: int) -> list[str]:
-    """Return each rank's text; called by all ranks, with what they have got the time before.
+def share_texts(
+    own: str, before: Sequence[str], *, rank: int, num_ranks: int, width_min: int = _WIDTH_MIN
+) -> list[str]:
+    """Return each rank's text; called by all ranks, with those of the time before.
 
     The room for a text is that of the longest one before, with some more, so that one collective
     is enough for texts that hardly grow.
     """
     packed = own.encode()
-    width = 2 * max([_WIDTH_MIN, *(len(each.encode()) for each in before)])
+    width = max([width_min, *(2 * len(each.encode()) for each in before)])
     while True:
         rows = torch.zeros(num_ranks, _HEAD + width, dtype=torch.uint8)
         row = bytearray(len(packed).to_bytes(_HEAD, "big") + packed[:width])

@@ -39,8 +39,8 @@ class TrainerProgress:
         self._before: dict[str, Any] | None = None
         """Changed values of callbacks at the begin of what is run again."""
         self._attributes = KeptValues(trainer, without=_NOT_SENT)
-        callbacks = name_by_class(trainer.callback_handler.callbacks)
-        self._callbacks = {key: KeptValues(each) for key, each in callbacks.items()}
+        self._callbacks: dict[str, KeptValues] = {}
+        self._follow_callbacks()
         self.log: dict[str, Any] = {}
         """Gradient norm and learning rate of the last step, which its log has."""
         self.start_s = time.time()
@@ -98,8 +98,9 @@ class TrainerProgress:
             self._attributes.restore(state_dict["attributes"])
         else:
             self._attributes.take_over(state_dict["attributes"])
-            for key in self._callbacks.keys() & state_dict["callbacks"].keys():
-                self._callbacks[key].take_over(state_dict["callbacks"][key])
+            callbacks = self._follow_callbacks()
+            for key in callbacks.keys() & state_dict["callbacks"].keys():
+                callbacks[key].take_over(state_dict["callbacks"][key])
             own_sums = self._find_sums(own_sums, state_dict["rank"])
         trainer._tr_loss.fill_(own_sums[0])  # noqa: SLF001
         trainer.current_flos = own_sums[1]
@@ -113,7 +114,13 @@ class TrainerProgress:
         return [0.0 if has_logged else loss, 0.0 if has_stored else flos]
 
     def _read_callbacks(self) -> dict[str, Any]:
-        return {key: each.read_changed() for key, each in self._callbacks.items()}
+        return {key: each.read_changed() for key, each in self._follow_callbacks().items()}
+
+    def _follow_callbacks(self) -> dict[str, KeptValues]:
+        """Return what is kept of each callback; a resume may put others in their places."""
+        for key, each in name_by_class(self._trainer.callback_handler.callbacks).items():
+            self._callbacks.setdefault(key, KeptValues(each)).follow(each)
+        return self._callbacks
 
     def _read_own(self) -> list[float]:
         return [float(self._trainer._tr_loss), float(self._trainer.current_flos)]  # noqa: SLF001

@@ -49,7 +49,7 @@ _OWN_SYNC = (
     "torch/distributed/fsdp/",
     "accelerate/utils/fsdp_utils.py",
 )
-"""Files of torch that bring all ranks to one rank's parameters."""
+"""Files of torch and accelerate that bring all ranks to one rank's parameters."""
 
 _Outputs = Callable[[Sequence[Any]], Sequence[Tensor]]
 _SAME: dict[str, _Outputs] = {

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import IterableDataset
-from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingArguments
+from transformers import (
+    EarlyStoppingCallback,
+    GPT2Config,
+    GPT2LMHeadModel,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from resilience.errors import StateError
 from resilience.frameworks import huggingface
@@ -67,6 +73,23 @@ def test_state_of_a_step_has_no_copy_of_the_data(tmp_path: Path) -> None:
 
     assert kept["own_counts"] == [1]
     assert not {"train_dataset", "eval_dataset"} & kept.keys()
+
+
+def test_callback_that_a_resume_puts_in_the_place_of_another_is_followed(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer._tr_loss, trainer._globalstep_last_logged = torch.tensor(0.0), 0
+    trainer.current_flos = 0
+    callbacks = trainer.callback_handler.callbacks
+    callbacks.append(EarlyStoppingCallback())
+    progress = TrainerProgress(trainer)
+    callbacks[-1] = EarlyStoppingCallback()
+    callbacks[-1].early_stopping_patience_counter = 2
+    of_another = {**progress.state_dict(), "rank": -1}
+    callbacks[-1] = EarlyStoppingCallback()
+
+    progress.load_state_dict(of_another)
+
+    assert callbacks[-1].early_stopping_patience_counter == 2
 
 
 def test_other_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
