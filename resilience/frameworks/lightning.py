@@ -24,9 +24,10 @@ from torch import Tensor
 
 from resilience.errors import StateError
 from resilience.frameworks.lightning_calls import HookCalls
-from resilience.frameworks.lightning_files import WholeCheckpointIO, keep_places
+from resilience.frameworks.lightning_files import WholeCheckpointIO, keep_logs, keep_resume
 from resilience.frameworks.lightning_refusals import refuse
 from resilience.frameworks.lightning_state import FitProgress
+from resilience.inprocess.lasting import current_set_up
 from resilience.protection.run import Run
 
 
@@ -46,8 +47,12 @@ class RecoveringDDPStrategy(DDPStrategy):  # type: ignore[misc]
             raise StateError("training on GPUs is not kept exact so far; take accelerator='cpu'")
         super().setup_environment()
         atexit.register(_destroy_dist_connection)  # else a thread of gloo's may abort the exit
-        if (trainer := self.lightning_module.trainer).state.fn == TrainerFn.FITTING:
-            keep_places(trainer)
+        trainer = self.lightning_module.trainer
+        is_fitting = trainer.state.fn == TrainerFn.FITTING
+        if is_fitting or current_set_up() is not None:
+            keep_logs(trainer)
+        if is_fitting:
+            keep_resume(trainer)
             trainer.fit_loop.__class__ = _RecoveringFitLoop
 
     def optimizer_step(
@@ -135,6 +140,11 @@ class _FitRun(Run):
                 fit.on_advance_end()
             else:
                 position = epoch.batch_progress.current.ready
+            if position % self._accumulate:
+                raise StateError(
+                    f"the checkpoint was saved after {position} batches of an epoch, in the midst "
+                    f"of a step of {self._accumulate}; resume from one that was saved after a step"
+                )
         elif fit.restarted_on_epoch_end:
             fit.epoch_progress.increment_completed()
         for loop in (fit, epoch, epoch.val_loop):

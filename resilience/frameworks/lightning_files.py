@@ -53,24 +53,31 @@ class _ContinuedWriter(ExperimentWriter):  # type: ignore[misc]
             self.metrics.pop()
 
 
-def keep_places(trainer: Any) -> None:
-    """Have a process that takes a lost rank's place resume and log where that one did.
+def keep_resume(trainer: Any) -> None:
+    """Have a process that takes a lost rank's place resume where that one did.
 
-    It may find a newer checkpoint and the folder of another log, and its set-up would differ.
+    It may find a newer checkpoint, and its set-up would differ.
     """
-    rank, connector = trainer.global_rank, trainer._checkpoint_connector
-    resume, set_up = connector.resume_start, current_set_up()
-
-    def keep(text: str, of_rank: int) -> str:
-        place = {"rank": rank, "num_ranks": trainer.world_size, "width_min": _PATH_BYTES}
-        return share_texts(text, (), **place)[of_rank]
+    connector = trainer._checkpoint_connector
+    resume = connector.resume_start
 
     def resume_start(path: Any = None, **named: Any) -> None:
-        resume(keep(str(path or ""), rank) or None, **named)
+        resume(_keep(trainer, str(path or ""))[trainer.global_rank] or None, **named)
 
     vars(connector)["resume_start"] = resume_start
+
+
+def keep_logs(trainer: Any) -> None:
+    """Have a process that takes a lost rank's place log where that one did."""
+    rank, set_up = trainer.global_rank, current_set_up()
     for logger in trainer.loggers:
         if isinstance(logger, (CSVLogger, TensorBoardLogger)) and logger._version is None:
-            logger._version = int(keep(str(logger.version if rank == 0 else 0), 0))
+            logger._version = int(_keep(trainer, str(logger.version if rank == 0 else 0))[0])
         if rank == 0 and set_up and set_up.is_replay and isinstance(logger, CSVLogger):
             logger._experiment = _ContinuedWriter(log_dir=logger.log_dir)
+
+
+def _keep(trainer: Any, text: str) -> list[str]:
+    """Return a text of each rank, in a process that joins those of the first set-up."""
+    place = {"rank": trainer.global_rank, "num_ranks": trainer.world_size}
+    return share_texts(text, (), **place, width_min=_PATH_BYTES)

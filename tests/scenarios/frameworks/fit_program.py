@@ -125,7 +125,9 @@ class Strategy(ours.RecoveringDDPStrategy):
         FAULTS.reach("saved")
 
 
-def main(make: type[Model] = Model, callbacks=(), **options: object) -> None:
+def main(
+    make: type[Model] = Model, callbacks=(), validates_first: bool = False, **options: object
+) -> None:
     torch.manual_seed(0)
     model = make()
     saves = ModelCheckpoint(
@@ -154,6 +156,8 @@ def main(make: type[Model] = Model, callbacks=(), **options: object) -> None:
         "callbacks": [Notes(), *callbacks, saves, ends],
     }
     trainer = lightning.Trainer(**{**known, **options})
+    if validates_first:
+        trainer.validate(model, DataLoader(Rows(32, 2), batch_size=4), verbose=False)
     trainer.fit(
         model,
         DataLoader(Rows(144, 1), batch_size=4, shuffle=True, num_workers=2),

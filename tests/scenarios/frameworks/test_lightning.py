@@ -90,6 +90,7 @@ def test_fit_survives_faults_at_random_places(protect: Protect, seed: int) -> No
             "1@3:training_step:kill 0@6:validated:kill 2@9:saved:kill 3@7:clip:exception",
         ),
         ("fit_more", "3@1:validation_step:kill 0@4:after_update:kill 2@5:epoch_end:kill"),
+        ("fit_stopping", "0@3:training_step:kill 1@2:after_update:exception 2@5:clip:kill"),
         ("fit_manual", "1@4:training_step:kill 0@9:epoch_end:kill 2@12:after_update:exception"),
     ],
 )
