@@ -30,6 +30,27 @@ class Iterating(BoringModel):
         raise AssertionError
 
 
+class EndingEpoch(BoringModel):
+    def on_train_batch_start(self, batch, number):
+        return -1
+
+
+class ByHand(BoringModel):
+    automatic_optimization = False
+    steps = False
+
+    def training_step(self, batch, number):
+        self.manual_backward(super().training_step(batch, number)["loss"])
+        if self.steps:
+            self.optimizers().step()
+            self.manual_backward(super().training_step(batch, number)["loss"])
+            self.optimizers().step()
+
+
+class Twice(ByHand):
+    steps = True
+
+
 def fit(model=None, loader=None, strategy=None, **options):
     rows = DataLoader(RandomDataset(32, 8))
     trainer = lightning.Trainer(
@@ -61,6 +82,9 @@ found = {
     "loaders": fit(loader=[DataLoader(RandomDataset(32, 8))] * 2),
     "length": fit(loader=DataLoader(RandomIterableDataset(32, 8))),
     "iterator": fit(Iterating()),
+    "epoch": fit(EndingEpoch()),
+    "no step": fit(ByHand()),
+    "two steps": fit(Twice()),
 }
 lightning_refusals.VERSIONS = ("2.5.",)
 found["version"] = fit()
