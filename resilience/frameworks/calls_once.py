@@ -17,7 +17,7 @@ class CallsOnce:
         """A callback is being called."""
         self._part: tuple[str, int] = ("", -1)
         self._effects: list[Any] = []
-        """What each call in this part of the program has left."""
+        """Effects of the calls in this part of the program, which a second try restores."""
         self._num_calls = 0
         self.lines: list[Any] = []
         """Lines for loggers that wait."""

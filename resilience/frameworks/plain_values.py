@@ -20,7 +20,7 @@ _ARRAY, _NUMBER, _DEQUE, _SET, _DICT = (
 """First parts of the tuples in which other kinds travel."""
 _DICTS: dict[str, type] = {"OrderedDict": OrderedDict, "Counter": Counter}
 _FACTORIES: dict[str, Any] = {each.__name__: each for each in (int, float, str, list, dict, set)}
-"""What makes a defaultdict's values, by name."""
+"""Factories of a defaultdict's values, by name."""
 
 
 class KeptValues:

@@ -21,7 +21,7 @@ def send(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_attributes_of_a_step_that_is_run_again_are_themselves_with_what_they_had() -> None:
-    """What the program, or another attribute, has of them is put back with them."""
+    """An object that the program or another attribute shares is put back for these too."""
     lines, array, total = [{"loss": 0.5}], np.arange(3), torch.ones(2)
     other = object()
     owner = SimpleNamespace(count=1, lines=lines, array=array, parts={"t": total}, total=total)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tests.resilience.agent.conftest import run
 from tests.resilience.agent.runs import Run
+from tests.scenarios.frameworks.beside_plain import run_plain_and_ours
 from tests.scenarios.frameworks.test_trainer import IN_STEP, ROOT
 from tests.scenarios.protection.conftest import Ended, Protect, protect, start
 
@@ -125,18 +126,8 @@ def test_resumed_fit_ends_with_the_bits_of_one_in_one_go(
 
 @pytest.mark.slow
 def test_without_random_numbers_two_ranks_do_what_the_plain_trainer_does(tmp_path: Path) -> None:
-    found = []
-    for name in ("plain", "ours"):
-        out = tmp_path / name
-        out.mkdir()
-        variables = {**os.environ, "OUT": str(out), "NOISE": "0", "TMPDIR": "/tmp"}
-        variables |= {"PLAIN": "1"} if name == "plain" else {}
-        program = str(Path(__file__).parent / "fit_program.py")
-        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", program]
-        command = [sys.executable, "-m", *torchrun]
-        subprocess.run(command, env=variables, check=True, timeout=200, capture_output=True)
-        found.append(Ended(out))
-    plain, ours = found
+    folders = run_plain_and_ours("fit", tmp_path, NOISE="0")
+    plain, ours = map(Ended, folders)
 
     assert read_lines(plain) == read_lines(ours)
     assert plain.calls == ours.calls

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +13,7 @@ import pytest
 
 from tests.resilience.agent.conftest import run
 from tests.resilience.agent.runs import Run
+from tests.scenarios.frameworks.beside_plain import run_plain_and_ours
 from tests.scenarios.protection.conftest import Ended, Protect, protect, start
 
 __all__ = ["protect", "run"]
@@ -151,18 +149,8 @@ def test_data_that_a_process_shuffles_anew_are_refused(
 
 @pytest.mark.slow
 def test_without_dropout_two_ranks_log_what_the_plain_trainer_logs(tmp_path: Path) -> None:
-    found = []
-    for name in ("plain", "ours"):
-        out = tmp_path / name
-        out.mkdir()
-        variables = {**os.environ, "OUT": str(out), "DROPOUT": "0", "TMPDIR": "/tmp"}
-        variables |= {"PLAIN": "1"} if name == "plain" else {}
-        program = str(Path(__file__).parent / "trainer_program.py")
-        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", program]
-        command = [sys.executable, "-m", *torchrun]
-        subprocess.run(command, env=variables, check=True, timeout=200, capture_output=True)
-        found.append(json.loads((out / "end-0.json").read_text()))
-    plain, ours = found
+    folders = run_plain_and_ours("trainer", tmp_path, DROPOUT="0")
+    plain, ours = (json.loads((each / "end-0.json").read_text()) for each in folders)
 
     assert "model/parameter" not in plain
     assert {key: ours[key] for key in plain} == plain

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +12,7 @@ import transformers
 from resilience.frameworks.huggingface import VERSIONS
 from tests.resilience.agent.conftest import run
 from tests.resilience.agent.runs import Run
+from tests.scenarios.pages.killed_worker import run_with_a_kill
 
 __all__ = ["run"]
 
@@ -39,26 +36,10 @@ def read_model(folder: Path) -> bytes:
         pytest.param(LOOP, id="accelerate", marks=pytest.mark.slow),
     ],
 )
-def test_killed_worker_leaves_the_model_of_a_run_without_an_agent(
-    run: Run, tmp_path: Path, text: str
-) -> None:
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    for folder in (alone, tmp_path):
-        (folder / "train.py").write_text(text)
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
-    command = [sys.executable, "-m", *torchrun]
-    subprocess.run(command, cwd=alone, check=True, timeout=200, capture_output=True)
+def test_killed_worker_leaves_the_model_of_a_run_without_an_agent(run: Run, text: str) -> None:
+    alone = run_with_a_kill(run, text)
 
-    program = (str(tmp_path / "train.py"),)
-    options = ("--nproc-per-node", "2")
-    run.start("n0", *options, program=program, warm="imports", variables={"TMPDIR": "/tmp"})
-    run.wait_for(lambda event: event.event == "step")
-    os.kill(run.children("n0")[2], signal.SIGKILL)
-
-    assert run.wait() == 0, run.show()
-    assert "worker_replaced" in {each.event for each in run.events()}
-    assert read_model(tmp_path) == read_model(alone)
+    assert read_model(run.folder) == read_model(alone)
     run.assert_nothing_left()
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +10,7 @@ import torch
 
 from tests.resilience.agent.conftest import run
 from tests.resilience.agent.runs import Run
+from tests.scenarios.pages.killed_worker import run_with_a_kill
 
 __all__ = ["run"]
 
@@ -23,27 +20,13 @@ PAGE = (ROOT / "docs" / "lightning.md").read_text("utf-8")
 DIFF = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)[0].splitlines()
 
 
-def test_killed_worker_leaves_the_model_of_a_run_without_an_agent(run: Run, tmp_path: Path) -> None:
+def test_killed_worker_leaves_the_model_of_a_run_without_an_agent(run: Run) -> None:
     found = list(ROOT.glob(".venv-frameworks/lib/*/site-packages"))
     if not found:
         pytest.skip("scripts/install-frameworks.sh has not run")
-    alone = tmp_path / "alone"
-    alone.mkdir()
     path = f"import sys\n\nsys.path.append({str(found[0])!r})\n"
-    for folder in (alone, tmp_path):
-        (folder / "train.py").write_text(path + PROGRAM)
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
-    command = [sys.executable, "-m", *torchrun]
-    subprocess.run(command, cwd=alone, check=True, timeout=200, capture_output=True)
+    alone = run_with_a_kill(run, path + PROGRAM)
 
-    program = (str(tmp_path / "train.py"),)
-    options = ("--nproc-per-node", "2")
-    run.start("n0", *options, program=program, warm="imports", variables={"TMPDIR": "/tmp"})
-    run.wait_for(lambda event: event.event == "step")
-    os.kill(run.children("n0")[2], signal.SIGKILL)
-
-    assert run.wait() == 0, run.show()
-    assert "worker_replaced" in {each.event for each in run.events()}
     models = [torch.load(each / "model.pt", weights_only=True) for each in (alone, run.folder)]
     assert models[0].keys() == models[1].keys()
     assert all(torch.equal(each, models[1][name]) for name, each in models[0].items())
