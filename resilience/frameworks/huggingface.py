@@ -221,6 +221,7 @@ class _Loop:
         self._call_event("on_step_begin")
         for number, inputs in enumerate(samples, start=1):
             self._take_micro_batch(inputs, num_items, is_last=number == len(samples))
+        self.progress.begin_share()
         norm = None
         if trainer.args.max_grad_norm > 0:
             norm = trainer._clip_grad_norm(self._model)

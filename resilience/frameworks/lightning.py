@@ -213,7 +213,8 @@ class _FitRun(Run):
             fit.on_advance_end()
             if step < self._until and fit.done:
                 self.stop()
-        self._progress.share()
+        with self._progress.share():
+            pass
         self._calls.deliver_lines()
 
     def _needs_all(self) -> bool:
@@ -241,8 +242,8 @@ class _FitRun(Run):
         return [self._end_step] if is_due else []
 
     def _share(self) -> None:
-        super()._share()
-        self._progress.share()
+        with self._progress.share():
+            super()._share()
 
     def _check_collective(self, name: str) -> None:
         if self._calls.is_calling:

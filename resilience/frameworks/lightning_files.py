@@ -13,7 +13,7 @@ from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
-from resilience.frameworks.shared_texts import share_texts
+from resilience.frameworks.shared_texts import begin_texts
 from resilience.inprocess.lasting import current_set_up
 
 _PATH_BYTES = 256
@@ -80,4 +80,4 @@ def keep_logs(trainer: Any) -> None:
 def _keep(trainer: Any, text: str) -> list[str]:
     """Return a text of each rank, in a process that joins those of the first set-up."""
     place = {"rank": trainer.global_rank, "num_ranks": trainer.world_size}
-    return share_texts(text, (), **place, width_min=_PATH_BYTES)
+    return begin_texts(text, (), **place, width_min=_PATH_BYTES)()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torchmetrics import Metric
 
 from resilience.frameworks import plain_values as plain
 from resilience.frameworks.lightning_calls import HookCalls
-from resilience.frameworks.shared_texts import share_texts
+from resilience.frameworks.shared_texts import begin_texts
 
 _OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes that each module has; protect looks after those."""
@@ -32,6 +33,8 @@ class FitProgress:
     so that a process that takes a lost rank's place gets that rank's. Of the attributes of module
     and callbacks it gets those that have changed since the training began.
     """
+
+    gives_copies = True
 
     def __init__(self, trainer: Any, calls: HookCalls) -> None:
         self._trainer, self._calls, self._rank = trainer, calls, trainer.global_rank
@@ -59,10 +62,13 @@ class FitProgress:
         """Note whether a step has left something for all ranks to do."""
         self.is_deferred = is_deferred
 
-    def share(self) -> None:
-        """Bring what each rank has for itself to all ranks."""
+    @contextmanager
+    def share(self) -> Iterator[None]:
+        """Bring what each rank has for itself to all ranks, beside what the block does."""
         place = {"rank": self._rank, "num_ranks": self._trainer.world_size}
-        self._rows = share_texts(self._write_own(), self._rows, **place)
+        end = begin_texts(self._write_own(), self._rows, **place)
+        yield
+        self._rows = end()
 
     def compared_state(self) -> dict[str, Any]:
         """Return what is the same on all ranks."""

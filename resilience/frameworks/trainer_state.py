@@ -29,12 +29,15 @@ class TrainerProgress:
     this was made: others may be a rank's own.
     """
 
+    gives_copies = True
+
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._rank = trainer.args.process_index
         self._rows = torch.zeros(trainer.args.world_size, 2, dtype=torch.float64)
         self._rows_step = -1
         """The step in which they were brought to all ranks."""
+        self._sharing: dist.Work | None = None
         self._history: tuple[int, str] = (0, "[]")
         self._before: dict[str, Any] | None = None
         """Changed values of callbacks at the begin of what is run again."""
@@ -53,13 +56,19 @@ class TrainerProgress:
         """Note what the step's log has beside the loss."""
         self.log = values
 
-    def share(self) -> None:
-        """Bring each rank's own sums to all ranks."""
+    def begin_share(self) -> None:
+        """Begin to bring each rank's own sums to all ranks, while the step goes on."""
         self._rows = torch.zeros_like(self._rows)
         self._rows[self._rank] = torch.tensor(self._read_own(), dtype=torch.float64)
         self._rows_step = self._trainer.state.global_step
         if len(self._rows) > 1:
-            dist.all_reduce(self._rows)
+            self._sharing = dist.all_reduce(self._rows, async_op=True)
+
+    def share(self) -> None:
+        """Return once all ranks have them."""
+        if self._sharing is not None:
+            self._sharing.wait()
+            self._sharing = None
 
     def compared_state(self) -> dict[str, Any]:
         """Return what is the same on all ranks."""

@@ -181,8 +181,13 @@ class ProtectedState:
                 "changed since protect, which a process that joins does not see; set them before"
             )
         buffers = [each.detach().clone() for each in self._buffers()]
-        small = copy.deepcopy((self._read_small(), self.cursor))
-        return Snapshot(small=small, buffers=buffers)
+        small = self._read_small()
+        owners = zip(self._small, small.pop("also"), strict=True)
+        also = [
+            each if hasattr(own, "gives_copies") else copy.deepcopy(each) for own, each in owners
+        ]
+        small, cursor = copy.deepcopy((small, self.cursor))
+        return Snapshot(small=({**small, "also": also}, cursor), buffers=buffers)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Take back a copy."""
