@@ -97,19 +97,6 @@ def _no_runtime(job: Job) -> str | None:
             "resilience.elastic without resilience.checkpointless (it runs with "
             "resilience/checkpointless=default)"
         )
-    if isinstance(job.trainer, ScriptTrainer) and is_hyperpod(job):
-        missing.append("trainer.kind 'script' with cluster.job_kind 'hyperpod' (it runs: 'job')")
-    if job.resilience.checkpointless and is_hyperpod(job):
-        # hyperpodrun would start the workers, and none would recover from another's memory.
-        missing.append(
-            "resilience.checkpointless with cluster.job_kind 'hyperpod' (it runs: 'job')"
-        )
-    if job.memoryd and is_hyperpod(job) and not job.resizes_by_restart:
-        # Nobody has seen under which names its pods reach each other.
-        missing.append(
-            "resilience.tiered.backend 'memoryd' with cluster.job_kind 'hyperpod' (it runs: 'job', "
-            "or resilience/tiered=aws)"
-        )
     return f"this version renders, but cannot run, {' and '.join(missing)}" if missing else None
 
 
@@ -130,12 +117,9 @@ def unpublished_image(job: Job) -> str | None:
     if not isinstance(cluster := job.cluster, K8sCluster) or cluster.image != DEFAULT_IMAGE:
         return None
     words = "make image ACCELERATOR=cuda" if job.instance.accelerator == "gpu" else "make image"
-    agent = (
-        ", with HyperPod's agent in it (docs/clusters.md, The image)" if is_hyperpod(job) else ""
-    )
     return (
-        f"cluster.image {cluster.image!r} is published nowhere: build it with `{words}`{agent}, "
-        "push it to where your cluster pulls from, and set cluster.image to its name there"
+        f"cluster.image {cluster.image!r} is published nowhere: build it with `{words}`, push it "
+        "to where your cluster pulls from, and set cluster.image to its name there"
     )
 
 
@@ -153,7 +137,7 @@ def awaited_secret(job: Job) -> str | None:
 
 
 def is_hyperpod(job: Job) -> bool:
-    """Return whether HyperPod's own agent starts the workers."""
+    """Return whether HyperPod's operator starts the run."""
     return isinstance(job.cluster, K8sCluster) and job.cluster.job_kind == "hyperpod"
 
 

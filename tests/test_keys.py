@@ -141,6 +141,7 @@ OTHER: dict[str, Any] = {
     "cluster.annotations": {"team": "a"},
     "cluster.node_selector": {"team": "a"},
     "cluster.tolerations": [{"key": "nvidia.com/gpu"}],
+    "cluster.operator_from": ["10.1.0.0/16"],
     "cluster.network_policy_from": [{"cidr": "10.0.0.0/8"}],
     "cluster.volume_claims": [{"claim_name": "fsx", "mount_path": "/data"}],
     "cluster.host_paths": [{"path": "/opt", "mount_path": "/opt/x"}],

@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,6 +34,7 @@ _ZYGOTE = [sys.executable, "-m", "resilience.agent.processes.zygote"]
 _REQUEST_BYTES_MAX = 1 << 18
 _FILES_MAX = 64
 _FIRST_FILE = 512
+_LINK = "--operator-link"
 
 
 def _preload() -> None:
@@ -68,11 +70,16 @@ def _run(
             os.dup2(file, number)
         close_others({0, 1, 2, *kept})
         show_environment(environment)
-        if _AGENT in words:
+        if _AGENT in words and not _is_operated(words):
             _Zygote.unborn = _Unborn()
         status = run_as(words)
     finally:
         end_with(status)
+
+
+def _is_operated(words: Sequence[str]) -> bool:
+    """Return whether an agent answers an operator, and starts those of its runs."""
+    return "--operator-port" in words and not any(each.startswith(_LINK) for each in words)
 
 
 class _Unborn:
@@ -103,6 +110,8 @@ class _Unborn:
 
 def _wait_for_birth(requests: socket.socket) -> NoReturn:
     """Become the zygote that is asked for, or end with an agent that never wants one."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
     control = fcntl.fcntl(requests, fcntl.F_DUPFD_CLOEXEC, _FIRST_FILE)
     requests.close()
     close_others({0, 1, 2, control})
@@ -123,9 +132,15 @@ def _wait_for_birth(requests: socket.socket) -> NoReturn:
 
 
 class _Popen(subprocess.Popen):  # type: ignore[type-arg]
-    """What an agent starts its zygote with: the first one is forked, all others are started."""
+    """What an agent starts its zygote with: the first one is forked, all others are started.
+
+    One that answers an operator has one thread, and forks the agents of all its runs.
+    """
 
     def __new__(cls, command: Any, *arguments: Any, **options: Any) -> Any:
+        if any(str(each).startswith(_LINK) for each in command):
+            _Zygote.unborn = _Unborn()
+            return _Zygote(command, stdin=subprocess.DEVNULL, env=dict(os.environ), **options)
         if list(command[:3]) == _ZYGOTE and _Zygote.unborn is not None:
             return _Zygote(command, **options)
         return super().__new__(cls)
@@ -154,6 +169,15 @@ class _Zygote:
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             os.close(self._file)
         return self.returncode
+
+    def poll(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def terminate(self) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         if self.returncode is None:

@@ -59,7 +59,8 @@ def agent_command(
     """Return the shell words that start and watch the workers of one node.
 
     What differs between cluster kinds and nodes is given as shell words, quoted already.
-    `rdzv_endpoint` has the addresses of all nodes' agents, with commas between, `rdzv_attempt` is
+    `rdzv_endpoint` has the addresses of all nodes' agents, with commas between (empty: an operator
+    gives them), `rdzv_attempt` is
     how often the scheduler has started the run again, where it counts that, `node` the name under
     which the node writes events, `token_file` the file with the run's token, `local_addr` the
     address under which other nodes reach it (None lets the agent find it), `node_options` what is
@@ -77,7 +78,7 @@ def agent_command(
         "-m",
         "resilience.agent",
         f"--config={config_path}",
-        f"--rdzv-endpoint={rdzv_endpoint}",
+        *((f"--rdzv-endpoint={rdzv_endpoint}",) if rdzv_endpoint else ()),
         f"--rdzv-id={rdzv_id}",
         *((f"--rdzv-attempt={rdzv_attempt}",) if rdzv_attempt else ()),
         *((f"--local-addr={local_addr}",) if local_addr else ()),
@@ -137,9 +138,9 @@ def agent_config(job: Job, *, join_deadline_s: float = _JOIN_DEADLINE_S) -> Agen
         }
     return AgentConfig(
         **how,
-        nodes_min=elastic.nodes_min if elastic else trainer.num_nodes,
-        # With recovery those that start; further ones come in later.
-        nodes_max=elastic.nodes_max if elastic and not how else trainer.num_nodes,
+        nodes_min=elastic.nodes_min if elastic and how else trainer.num_nodes,
+        # Those that start; further ones come in later, or with another start.
+        nodes_max=trainer.num_nodes,
         workers_per_node=trainer.workers_per_node,
         shards=trainer.num_shards,
         stages=trainer.num_stages,

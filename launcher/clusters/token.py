@@ -20,5 +20,4 @@ def token_secret_name(job: Job) -> str | None:
     cluster = job.cluster
     if not isinstance(cluster, K8sCluster) or own_token_file(job):
         return None
-    # HyperPod's operator has an agent of its own.
-    return f"{job.name}-token" if job.memoryd or cluster.job_kind == "job" else None
+    return f"{job.name}-token"

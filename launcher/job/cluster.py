@@ -305,8 +305,9 @@ class RunPolicy(Section):
     clean_pod_policy: Literal["All", "OnlyComplete", "None"] | None
     """HyperPod: which pods of a finished job to delete; null is All."""
     retries_max: Whole | None
-    """HyperPod: restarts of processes until the job has failed; null takes trainer.max_restarts, or
-    leaves the limit to restart_policy or to checkpointless recovery. Plain Job: failed pods until
+    """HyperPod: starts of a run that has given up, until the job has failed; null takes
+    process_restarts_max of checkpointless recovery, else trainer.max_restarts, else 6. Plain Job:
+    failed pods until
     the job has failed, and one fault can fail a pod on every node; null is process_restarts_max of
     checkpointless recovery for each node, or Kubernetes' 6."""
     fault_deadline_s: Count | None
@@ -392,7 +393,7 @@ class K8sCluster(_Encrypted):
     """Folder in the container in which each job has one of its name, with its events and
     checkpoints; mount a claim there that every pod can write."""
     python: OneLine | None
-    """Command that starts Python in a plain Job; null is python. HyperPod's agent has its own."""
+    """Command that starts Python; null is python."""
     pre_script: ShellText | None
     """Shell lines that run in each pod before its workers, and before its checkpoint daemon, if
     there is one; null runs none."""
@@ -404,9 +405,13 @@ class K8sCluster(_Encrypted):
     """How the cluster keeps, restarts and deletes the job."""
     num_spares: Whole
     """HyperPod: further pods that wait without a rank."""
+    operator_from: tuple[Cidr, ...]
+    """HyperPod: networks from which the agents take the operator's commands; [] is the private
+    ones, in which clusters have their pods: 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16,
+    100.64.0.0/10 and fc00::/7."""
     rdzv_port: Port | None
     """Port at which the agent of each pod of a plain Job is found by the others; null is 29500.
-    HyperPod's agent has its own."""
+    HyperPod's operator names the port."""
 
     def mount_paths(self, *, is_writable: bool = False) -> list[str]:
         """Return where volumes are mounted, or those alone that pods may write to."""

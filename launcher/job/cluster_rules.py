@@ -187,17 +187,10 @@ def _plain_job(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
 
 def _hyperpod_job(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
     policy = cluster.run_policy
-    own = {"python": cluster.python, "rdzv_port": cluster.rdzv_port, "tls": cluster.tls or None}
-    yield from _unread(own, "job", _AGENT)
+    ports = {"rdzv_port": cluster.rdzv_port}
+    yield from _unread(ports, "job", "HyperPod's operator names the port")
     growth = {"growth_priority_class": cluster.growth_priority_class}
     yield from _unread(growth, "job", "HyperPod's operator makes one job of all nodes")
-    limits = {"retries_max": policy.retries_max, "restart_policy": policy.restart_policy}
-    counted = [name for name, value in limits.items() if value is not None]
-    if job.trainer.max_restarts and counted:
-        yield (
-            f"trainer.max_restarts {job.trainer.max_restarts} and cluster.run_policy.{counted[0]} "
-            "both say how often HyperPod restarts processes; set trainer.max_restarts to 0"
-        )
     if standby := job.resilience.standby_nodes:
         yield (
             f"resilience.checkpointless.standby_nodes {standby} needs cluster.job_kind 'job'; "
@@ -247,7 +240,6 @@ def _unread(values: Mapping[str, object], job_kind: str, why: str) -> Iterator[s
             yield f"cluster.{name} needs cluster.job_kind {job_kind!r}; {why}"
 
 
-_AGENT = "HyperPod's agent has its own"
 _NO_FIELD = "a plain Job has no such field"
 
 

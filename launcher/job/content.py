@@ -109,7 +109,7 @@ class JobContent(Section):
 
     @property
     def resizes_by_restart(self) -> bool:
-        """Return whether another size is another start of all workers, as HyperPod's agent has it.
+        """Return whether another size is another start of all workers, as HyperPod has it.
 
         What memory holds goes with a pod, and no daemon knows another.
         """

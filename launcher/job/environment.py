@@ -64,7 +64,7 @@ def _network_variables(content: Mapping[Any, Any]) -> Iterator[Variable]:
     if not counts:
         return
     nodes = ("cluster.kind", "instance.accelerator", *counts)
-    # Beginnings of names: the loopback, and what containers and HyperPod's agent bring along. gloo
+    # Beginnings of names: the loopback, and what containers bring along. gloo
     # takes no such list; it is told the interface of the agent's address.
     yield Variable("NCCL_SOCKET_IFNAME", "^lo,docker,veth", nodes)
     if not _is_over(0, content, "instance.num_efa"):

@@ -28,10 +28,12 @@ from resilience.agent.coordination.membership import Options
 from resilience.agent.evidence.earlier import await_earlier
 from resilience.agent.evidence.folder import RunFolder
 from resilience.agent.evidence.words import find_words
+from resilience.agent.operator.service import OperatedNode
 from resilience.agent.options import AgentOptions, parse_options
 from resilience.agent.processes.output import Console, Output
 from resilience.agent.processes.steps import StepFinder
 from resilience.agent.processes.workers import WorkerPool
+from resilience.agent.processes.zygote import die_with_parent
 from resilience.agent.processes.zygote_process import Program, ZygoteError, ZygoteLostError
 from resilience.agent.program import describe_program
 from resilience.agent.recovering import RecoveringAgent
@@ -93,6 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["drain"]:
         return drain.main(words[1:])
     options = parse_options(arguments)
+    if options.operator_link:
+        die_with_parent(options.operator_link[2])
+    elif options.operator_port is not None:
+        try:
+            return OperatedNode(options, words, _num_slots(options)).serve()
+        except OSError as error:
+            return _complain(f"cannot serve --operator-port {options.operator_port}: {error}")
     host = options.local_addr
     log_folder = options.run_dir / "logs" / options.node_name
     try:
@@ -183,6 +192,9 @@ def _run(
         pool.close()
         agent.leave()
         is_done = kept.end(removes=status == 0)
+        if options.operator_link and agent.ending.end:
+            # A pipe takes so much at once.
+            os.write(options.operator_link[1], agent.ending.end.reason.encode()[:4000])
     return status or (0 if is_done else UNSTORED_STATUS)
 
 
@@ -269,12 +281,16 @@ def _preloaded(options: argparse.Namespace) -> tuple[str, ...]:
     return (*modules, *_RUNTIME) if options.recovers and "torch" in modules else modules
 
 
+def _num_slots(options: argparse.Namespace) -> int:
+    return int(options.workers_per_node + options.spares_per_node + _SPARE_SLOTS)
+
+
 def _make_handles(options: argparse.Namespace) -> WorkerHandles:
     """Make what workers share with the agent; OSError where there is no memory for it."""
-    num_slots = options.workers_per_node + options.spares_per_node + _SPARE_SLOTS
+    num_slots = _num_slots(options)
     transfer_bytes = options.transfer_buffer_mib << 20
     transfer_file, state_files = -1, tuple[int, ...]()
-    page_file = create_page(num_slots)
+    page_file = options.operator_link[0] if options.operator_link else create_page(num_slots)
     if options.recovers:
         _check_memory(options.workers_per_node * transfer_bytes)
         transfer_file = create_transfer_buffer(options.workers_per_node, transfer_bytes)

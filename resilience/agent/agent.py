@@ -84,7 +84,7 @@ class Agent(ABC):
             bury=self._bury,
             warn=self._part.warn,
         )
-        self._ending = Ending(
+        self.ending = Ending(
             self._crew,
             self._part,
             self._membership,
@@ -98,7 +98,7 @@ class Agent(ABC):
             page,
             options=options,
             say=self._say,
-            leave=self._ending.leave,
+            leave=self.ending.leave,
         )
         self._tries, self._is_joined = Tries(), False
         self._is_out = False
@@ -152,18 +152,18 @@ class Agent(ABC):
         self._watch.add(self._folder, self._hear_evidence)
         self._watch.add(self._node_states, self._hear_evidence)
         self._watch.add(self._services, self._services.serve)
-        self._services.begin(self._crew.start, self._ending.give_up)
+        self._services.begin(self._crew.start, self.ending.give_up)
         options = self._options
         # An agent that looks less often takes itself for one that stood still.
         soon_s = min(options.hang_deadline_s / 8, options.coordinator.lease_s / 6)
         pause_s = min(0.5, max(0.02, soon_s))
-        while not self._ending.is_over():
+        while not self.ending.is_over():
             due_s = self._membership.due_s - time.monotonic() if self._is_out else pause_s
             self._crew.watch_unsent()
             self._watch.serve(max(0.0, min(pause_s, due_s)))
             self._tick()
-        assert self._ending.end
-        status = self._ending.end.status
+        assert self.ending.end
+        status = self.ending.end.status
         return REMOVED_STATUS if self._removal.close() and status else status
 
     def stop(self, number: int) -> None:
@@ -175,7 +175,7 @@ class Agent(ABC):
         """Have this node alone leave the run, as it does on SIGTERM; returns why it stays."""
         if order.node != self._options.node:
             return f"node {self._options.node!r} is there"
-        if self._ending.end is not None or self._ending.stop_status is not None:
+        if self.ending.end is not None or self.ending.stop_status is not None:
             return "its run ends"
         return self._departure.ask_alone(signal.SIGTERM)
 
@@ -184,7 +184,7 @@ class Agent(ABC):
 
         From then on no worker is replaced; who ignores the signal is ended after a while.
         """
-        self._ending.ask(status or 128 + number, self._options.grace_s, why)
+        self.ending.ask(status or 128 + number, self._options.grace_s, why)
         self._crew.close()
         for worker in self._pool.workers.values():
             self._page.ask_to_end(worker.slot)
@@ -198,8 +198,8 @@ class Agent(ABC):
             self._membership.tick()
         self._services.serve()
         self._pool.reap()
-        self._ending.check(now_s)
-        if self._ending.end is None:
+        self.ending.check(now_s)
+        if self.ending.end is None:
             self._check_workers(now_s)
             if not self._part.is_broken:
                 self._crew.refill(now_s, is_patient=self._part.opening is not None)
@@ -207,14 +207,14 @@ class Agent(ABC):
     def _depart(self, now_s: float) -> None:
         """Leave the run as the node was asked to, once the others go on without it."""
         departure = self._departure
-        if departure.signal is None or self._ending.end is not None:
+        if departure.signal is None or self.ending.end is not None:
             return
         status = 128 + departure.signal
         if not self._part.is_member:
-            self._ending.leave(DEPARTED, status)
+            self.ending.leave(DEPARTED, status)
         elif departure.is_over(now_s):
             text = "this node was to leave the run, and the others did not let it go in time"
-            self._ending.leave(text, status)
+            self.ending.leave(text, status)
         elif departure.is_new():
             self._events.write("node_leaving")
             self.join()
@@ -222,7 +222,7 @@ class Agent(ABC):
     def _check_folder(self, now_s: float) -> None:
         """Let others know of this agent once its word is in the run's folder: they look for it."""
         self._folder.look_for_later(now_s)
-        is_asked = self._ending.end is not None or self._ending.stop_status is not None
+        is_asked = self.ending.end is not None or self.ending.stop_status is not None
         if self._removal.is_removed and not is_asked:
             self._say(f"{REMOVED}; the run saves its state to its tiers, and ends")
             self._stop_run(signal.SIGTERM, REMOVED_STATUS, REMOVED)
@@ -231,11 +231,11 @@ class Agent(ABC):
             if not self._is_out:
                 self._is_out = True
                 self._watch.add(self._transport, self._membership.serve)
-        elif not self._is_joined and self._ending.end is None:
+        elif not self._is_joined and self.ending.end is None:
             waited_s, limit_s = now_s - self._folder_s, self._options.coordinator.join_deadline_s
             if waited_s >= limit_s:
                 text = f"--run-dir has not answered within {limit_s:g} s"
-                self._ending.give_up(text, GAVE_UP_STATUS)
+                self.ending.give_up(text, GAVE_UP_STATUS)
             elif waited_s >= _FOLDER_WORD_S and not self._is_folder_named:
                 self._is_folder_named = True
                 self._say("waits for --run-dir, which does not answer")
@@ -245,7 +245,7 @@ class Agent(ABC):
         was_shared = self._folder.is_shared
         for answer in (*self._folder.answers(), *self._node_states.answers()):
             if isinstance(answer, StartedAgain):
-                self._ending.void(f"the scheduler has started the run again, as {answer.name}")
+                self.ending.void(f"the scheduler has started the run again, as {answer.name}")
             else:
                 self._membership.answer(answer)
         is_news = self._is_joined and was_shared != self._folder.is_shared
@@ -313,7 +313,7 @@ class Agent(ABC):
             case messages.SaveState():
                 self._save(message)
             case messages.End():
-                self._ending.finish(message)
+                self.ending.finish(message)
             case _:
                 raise ValueError(f"{type(message).__name__} is no order to an agent")
 
@@ -322,7 +322,7 @@ class Agent(ABC):
         if number is not None and isinstance(order, messages.StopRun):
             self._stop_run(number)
         elif number is not None:
-            self._ending.leave(LET_GO, 128 + number)
+            self.ending.leave(LET_GO, 128 + number)
 
     def reply(self, reply: messages.StoreReply) -> None:
         """Pass on what the store of a generation replies to a worker's call."""
@@ -444,10 +444,10 @@ class Agent(ABC):
 
     def _bury(self, worker: Worker) -> None:
         """Deal with a process that has ended."""
-        if self._ending.end is not None:
-            self._ending.note_late(worker)
-        elif self._ending.stop_status is not None:
-            self._ending.note_asked(worker)
+        if self.ending.end is not None:
+            self.ending.note_late(worker)
+        elif self.ending.stop_status is not None:
+            self.ending.note_asked(worker)
         elif not worker.is_ready:
             self._fail_start(worker)
         elif self._crew.owns(worker):

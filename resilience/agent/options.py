@@ -22,6 +22,7 @@ from pydantic import BaseModel, PlainValidator
 
 from resilience.agent.connections.address import find_head, own_address
 from resilience.agent.coordination.membership import Options
+from resilience.agent.operator.options import OperatorOptions
 from resilience.arguments import (
     Parser,
     add_options,
@@ -264,6 +265,9 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         _check_module(parser, "--preload", name)
     _refuse_contradictions(parser, options)
     _complete(parser, options)
+    if options.operator_port is None or options.operator_link:
+        # Else the operator says later where the nodes are.
+        _complete_place(parser, options)
     return options
 
 
@@ -383,6 +387,10 @@ def _complete(parser: argparse.ArgumentParser, options: argparse.Namespace) -> N
         options.term_deadline_s = 15.0 if options.recovers else 30.0
     if options.grace_s is None:
         options.grace_s = options.term_deadline_s
+
+
+def _complete_place(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Fill in where the nodes of the run are."""
     low, high = options.nnodes
     num_nodes = max(high, low + options.standby_nodes, *options.sizes)
     if num_nodes > 1 and not options.rdzv_endpoint:
@@ -474,6 +482,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add_options(parser, StartOptions, notes={"nnodes": "1"})
     parser.add_argument("--no-recovery", dest="recovers", action="store_false",
         help="at a fault end all workers of all nodes and start them again")  # fmt: skip
+    add_options(parser, OperatorOptions)
     add_options(parser, AgentConfig, _JOB, names=_NAMES)
     add_options(parser, CheckpointlessSettings, _RECOVERY, names=_NAMES, notes=_NOTES)
     return parser

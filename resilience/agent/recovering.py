@@ -20,7 +20,7 @@ class RecoveringAgent(Agent):
 
     def _end_workers(self, end: End) -> float:
         # Where the agent was asked to end, workers with a block know already.
-        is_asked = self._ending.stop_status is not None
+        is_asked = self.ending.stop_status is not None
         workers = list(self._pool.workers.values())
         for worker in workers:
             has_rank = worker.rank is not None and not worker.is_condemned
@@ -28,7 +28,7 @@ class RecoveringAgent(Agent):
                 worker.send(end)
             elif not is_asked or not has_rank or worker.is_attached:
                 worker.signal(signal.SIGKILL)
-        return GOOD_END_S if any(map(self._ending.is_needed, workers)) else LAST_WORDS_S
+        return GOOD_END_S if any(map(self.ending.is_needed, workers)) else LAST_WORDS_S
 
     def _bury_rank(self, worker: Worker, rank: int) -> None:
         local_rank = worker.local_rank or 0
@@ -40,7 +40,7 @@ class RecoveringAgent(Agent):
         age_s = time.monotonic() - self._part.opened_s
         problem = self._tries.give_up_program(worker, age_s)
         if problem and self._tries.has_begun:
-            self._ending.leave(f"rank {rank} {problem}", worker.status or 1)
+            self.ending.leave(f"rank {rank} {problem}", worker.status or 1)
         elif problem:
             self._part.finish(worker.status or 1, problem, local_rank)
         elif not worker.is_condemned:
@@ -55,7 +55,7 @@ class RecoveringAgent(Agent):
             self._crew.stop_refill()
             return
         status = LEFT_STATUS if worker.is_condemned else max(1, worker.status or 1)
-        self._ending.give_up(text, status)
+        self.ending.give_up(text, status)
 
     def _check_workers(self, now_s: float) -> None:
         self._deadlines.check(now_s)

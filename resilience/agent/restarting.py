@@ -90,7 +90,7 @@ class RestartingAgent(Agent):
         for worker in self._pool.workers.values():
             if worker.rank is None:
                 worker.signal(signal.SIGKILL)
-            elif self._ending.stop_status is None and end.status:
+            elif self.ending.stop_status is None and end.status:
                 worker.signal(signal.SIGTERM)
         return self._options.term_deadline_s
 
@@ -130,7 +130,7 @@ class RestartingAgent(Agent):
         """End the run: it has no spares to do without."""
         status = _shell_status(worker)
         self._part.finish(status, text)
-        self._ending.finish(End(status=status, reason=text))
+        self.ending.finish(End(status=status, reason=text))
 
     # ---- deadlines
 

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import xxhash
 
+from resilience.runtime.http_messages import HttpError
 from resilience.runtime.records import from_json
 from resilience.tiered.errors import FormatError, LostError, RefusedError
-from resilience.tiered.memoryd.http_messages import HttpError
 from resilience.tiered.memoryd.http_routes import MAX_RANKS, SHARD_META, parse_shard_meta
 from resilience.tiered.memoryd.http_steps import is_metadata
 

@@ -150,8 +150,7 @@ def test_elastic_sizes_need_recovery(cluster: str) -> None:
     alone, recovers = shipped_job(TINY, cluster, where), [*where, *RECOVERS]
     if cluster == "hyperpod":
         check_runnable(alone, "submit")
-        with pytest.raises(RecipeError, match=r"cannot run, resilience\.checkpointless with"):
-            check_runnable(shipped_job(TINY, cluster, recovers), "submit")
+        check_runnable(shipped_job(TINY, cluster, recovers), "submit")
     else:
         check_runnable(shipped_job(TINY, cluster, recovers), "submit")
         with pytest.raises(RecipeError, match=r"\.elastic without resilience\.checkpointless"):
@@ -199,13 +198,6 @@ def job_has_image(cluster: str) -> bool:
     return cluster in {"hyperpod", "job"}
 
 
-# What stands in the file of each shipped recipe: why it does not run where all is prepared for it.
-RECOVERY = "resilience.checkpointless with cluster.job_kind 'hyperpod' (it runs: 'job')"
-TIERS = (
-    "resilience.tiered.backend 'memoryd' with cluster.job_kind 'hyperpod' (it runs: 'job', or "
-    "resilience/tiered=aws)"
-)
-SCRIPT = "trainer.kind 'script' with cluster.job_kind 'hyperpod' (it runs: 'job')"
 FOLDER = (
     "trainer.folder null does not say where trainer.entry {!r} lies on the nodes; allowed: the "
     "absolute path of its folder there, or of the entry"
@@ -217,15 +209,7 @@ FOLDER = (
 def test_each_shipped_recipe_says_all_that_keeps_it_from_running(recipe: str, cluster: str) -> None:
     """Written out here, so that a rule which is forgotten is missed."""
     job = shipped_job(recipe, cluster, PREPARED if job_has_image(cluster) else ())
-    is_hyperpod = cluster == "hyperpod"
-    missing = []
-    if is_hyperpod and re.search("checkpointless|tiered|elastic|everything", recipe):
-        missing.append(RECOVERY)
-    if is_hyperpod and job.resilience.tiered:
-        missing.append(TIERS)
-    if is_hyperpod and job.training is None:
-        missing.append(SCRIPT)
-    expected = [f"this version renders, but cannot run, {' and '.join(missing)}"] if missing else []
+    expected = []
     if cluster != "local" and job.training is None:
         # Its entry is a file of a checkout.
         expected.append(FOLDER.format(job.trainer.entry))
@@ -247,7 +231,7 @@ def test_a_manifest_says_at_its_job_what_its_head_says(kind: str) -> None:
 
     assert found[:-1] == [None] * (len(documents) - 1)
     assert found[-1] == "\n".join(notes(job))
-    assert len(notes(job)) == (5 if kind == "hyperpod" else 4)
+    assert len(notes(job)) == 4
 
 
 def test_a_command_in_a_note_can_be_copied_from_the_file() -> None:

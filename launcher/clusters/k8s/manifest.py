@@ -47,13 +47,9 @@ def render_k8s(
     cluster = job.k8s
     start = fill_template(templates, "k8s/start.sh.j2", start_values(job, cluster))
     texts = {JOB_FILE: job.to_json()}
-    # On HyperPod its own agent starts the workers.
-    is_ours = cluster.job_kind == "job"
-    agent = agent_config(job, join_deadline_s=_JOIN_DEADLINE_S) if is_ours else None
-    run = run_config(job, intent) if is_ours else None
-    config = NodeConfig(run=run, agent=agent, memoryd=sidecar_config(job))
-    if config.agent or config.memoryd:
-        texts[NODE_FILE] = config.to_json()
+    agent = agent_config(job, join_deadline_s=_JOIN_DEADLINE_S)
+    config = NodeConfig(run=run_config(job, intent), agent=agent, memoryd=sidecar_config(job))
+    texts[NODE_FILE] = config.to_json()
     if cluster.pre_script is not None:
         texts["pre.sh"] = cluster.pre_script
     texts["start.sh"] = start

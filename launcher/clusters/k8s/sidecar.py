@@ -5,20 +5,16 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from launcher.clusters.k8s.start import CONFIG_PATH, POD_NAME, run_path
+from launcher.clusters.k8s.start import CONFIG_PATH, K8S_NODE, peer_port, run_path
 from launcher.clusters.k8s.token import token_path
 from launcher.clusters.memoryd import memoryd_config
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
 from launcher.job.cluster_rules import num_pods, pod_name
 from launcher.job.tiered_memory import shm_mib, tiered_mib
-from launcher.job.tiered_rules import PEER_PORT
 from launcher.rundir import NODE_FILE
 from resilience.node_config import MemorydConfig
-from resilience.settings import TieredSettings
 
-K8S_NODE = "LAUNCHER_K8S_NODE"
-"""Variable with the name of the pod's node, which is what fails together."""
 K8S_NAMESPACE = "LAUNCHER_K8S_NAMESPACE"
 """Variable with the pod's namespace: a run's folder has one path in each."""
 PEERS_FILE = "memoryd.peers"
@@ -38,7 +34,7 @@ def sidecar_values(job: Job) -> dict[str, Any] | None:
     if settings is None:
         return None
     return {
-        "port": _port(settings),
+        "port": peer_port(settings),
         "memory": f"{tiered_mib(job)}Mi",
         "folder": _FOLDER,
         "end_s": _DRAIN_S + _CLOSE_S if settings.store else 0,
@@ -49,20 +45,17 @@ def sidecar_values(job: Job) -> dict[str, Any] | None:
 def sidecar_config(job: Job) -> MemorydConfig | None:
     """Return what the daemon is told, None without one."""
     drain_s = _DRAIN_S if job.memoryd and job.memoryd.store else None
-    return memoryd_config(job, drain_s=drain_s, is_external=True)
+    # Under HyperPod's operator peers are known once the agent is started, which starts the daemon.
+    return memoryd_config(job, drain_s=drain_s, is_external=job.k8s.job_kind == "job")
 
 
 def sidecar_files(job: Job, cluster: K8sCluster) -> dict[str, Any]:
     """Return the daemon's command for its script, and where the others' are, by file name."""
     settings = job.memoryd
-    if settings is None:
+    if settings is None or cluster.job_kind == "hyperpod":
         return {}
-    is_job = cluster.job_kind == "job"
-    # HyperPod's operator gives pods no subdomain.
-    domain = f".{job.name}" if is_job else ""
     names = [pod_name(job, cluster, index) for index in range(num_pods(job, cluster))]
-    peers = [f"{name}={name}{domain}:{_port(settings)}\n" for name in names]
-    node = f'{job.name}-"$JOB_COMPLETION_INDEX"' if is_job else f'"${POD_NAME}"'
+    peers = [f"{name}={name}.{job.name}:{peer_port(settings)}\n" for name in names]
     command = [
         shlex.quote(cluster.python or "python"),
         "-m",
@@ -72,19 +65,18 @@ def sidecar_files(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         f"--run-dir={shlex.quote(run_path(job, cluster))}",
         '--token-file="$MEMORYD_TOKEN_FILE"',
         *(("--tls",) if cluster.tls else ()),
-        f"--node={node}",
+        f'--node={job.name}-"$JOB_COMPLETION_INDEX"',
         f'--domain="${K8S_NODE}"',
     ]
-    has_peers = job.num_nodes_max > 1 and not job.resizes_by_restart
-    if has_peers:
-        command.append(f"--peer-listen=0.0.0.0:{_port(settings)}")
+    if job.num_nodes_max > 1:
+        command.append(f"--peer-listen=0.0.0.0:{peer_port(settings)}")
         command.append(f"--peers-file={CONFIG_PATH}/{PEERS_FILE}")
     return {
         "config_path": CONFIG_PATH,
         "has_pre_script": cluster.pre_script is not None,
         "run_path": run_path(job, cluster),
         "command": command,
-        "peers": "" if job.resizes_by_restart else "".join(peers),
+        "peers": "".join(peers),
     }
 
 
@@ -100,7 +92,3 @@ def shm_size(job: Job) -> str | None:
     if job.memoryd:
         return f"{shm_mib(job)}Mi"
     return f"{job.resources.shm_gib}Gi" if job.resources.shm_gib else None
-
-
-def _port(settings: TieredSettings) -> int:
-    return settings.peer_port or PEER_PORT

@@ -1,4 +1,4 @@
-"""The script that starts a pod's workers, and the words of hyperpodrun.
+"""The script that starts a pod's workers, and the words of its agent.
 
 The script lies in the ConfigMap beside job.json, so Kubernetes expands no
 $(VARIABLE) in it; the words are quoted for the shell here.
@@ -11,26 +11,28 @@ from typing import Any
 
 from launcher.clusters.agent import agent_command
 from launcher.clusters.k8s.token import token_path
-from launcher.clusters.program import script_words
 from launcher.job import Job
 from launcher.job.cluster import RENDEZVOUS_PORT, K8sCluster
 from launcher.job.cluster_rules import num_base_pods
-from launcher.job.workload import ScriptTrainer
+from launcher.job.tiered_rules import PEER_PORT
 from launcher.rundir import JOB_FILE, NODE_FILE
+from resilience.settings import TieredSettings
 
 CONFIG_PATH = "/etc/training"
 """Where the ConfigMap is mounted in the pod."""
 
 SERVER_PORT = 8080
-"""Where HyperPod's operator reaches hyperpodrun."""
+"""Where HyperPod's operator reaches the agent."""
 
 POD_NAME = "LAUNCHER_POD_NAME"
 POD_IP = "LAUNCHER_POD_IP"
+K8S_NODE = "LAUNCHER_K8S_NODE"
+"""Variable with the name of the pod's node, which is what fails together."""
 JOB_UID = "LAUNCHER_JOB_UID"
 """Variable with the Job's uid: another Job of the same name is another run."""
 
-# HyperPod's log monitoring reads standard output there.
-_LOG_PATH = "/tmp/hyperpod"
+
+_PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7")
 
 
 def rendezvous_port(cluster: K8sCluster) -> int:
@@ -45,8 +47,6 @@ def run_path(job: Job, cluster: K8sCluster) -> str:
 
 def start_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
     """Return what the template of start.sh is filled with."""
-    is_hyperpod = cluster.job_kind == "hyperpod"
-    command = hyperpod_command(job, cluster) if is_hyperpod else _job_command(job, cluster)
     return {
         "job": job,
         "cluster": cluster,
@@ -54,54 +54,48 @@ def start_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         "has_pre_script": cluster.pre_script is not None,
         "rendezvous_port": rendezvous_port(cluster),
         "num_base_pods": num_base_pods(job, cluster),
-        "command": command,
+        "command": _command(job, cluster),
     }
 
 
-def hyperpod_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
-    """Return the shell words that start hyperpodrun on one node.
-
-    The operator gives each node its rank and the rendezvous, and counts
-    restarts; of torchrun's own words only sizes and logs are left.
-    """
-    if isinstance(job.trainer, ScriptTrainer):
-        # Without our agent nothing gives it its folder; `support` refuses to start it.
-        program = script_words(job.trainer, "python")
-    else:
-        program = (
-            "-m",
-            "recipes_training",
-            f"--job={CONFIG_PATH}/{JOB_FILE}",
-            f"--run-dir={shlex.quote(run_path(job, cluster))}",
-            f'--node-name="${POD_NAME}"',
-        )
-    return (
-        "hyperpodrun",
-        '--nnodes="$NNODES"',
-        f"--nproc-per-node={job.trainer.workers_per_node}",
-        f"--server-port={SERVER_PORT}",
-        "--server-log-level=warning",
-        "--tee=3",
-        f"--log-dir={_LOG_PATH}",
-        *program,
-    )
-
-
-def _job_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
+def _command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
+    # The pod's host name, unless it shares the node's.
+    node = f'{shlex.quote(job.name)}-"$JOB_COMPLETION_INDEX"'
+    run, endpoint = f'{shlex.quote(job.name)}-"${JOB_UID}"', '"$rdzv_endpoint"'
+    options, daemon = _node_options(job), tuple[str, ...]()
+    if cluster.job_kind == "hyperpod":
+        options, run, endpoint = _operator_options(job, cluster), shlex.quote(job.name), ""
+        # A daemon has its node's name, and of the others the operator tells the address alone.
+        node = f'"${POD_IP if job.memoryd else POD_NAME}"'
+        daemon = (f'--domain="${K8S_NODE}"',) if job.memoryd else ()
     return agent_command(
         job,
         python=shlex.quote(cluster.python or "python"),
         config_path=f"{CONFIG_PATH}/{NODE_FILE}",
-        rdzv_endpoint='"$rdzv_endpoint"',
-        rdzv_id=f'{shlex.quote(job.name)}-"${JOB_UID}"',
+        rdzv_endpoint=endpoint,
+        rdzv_id=run,
         token_file=shlex.quote(token_path(job)),
         job_path=f"{CONFIG_PATH}/{JOB_FILE}",
         run_path=shlex.quote(run_path(job, cluster)),
-        # The pod's host name, unless it shares the node's.
-        node=f'{shlex.quote(job.name)}-"$JOB_COMPLETION_INDEX"',
+        node=node,
         local_addr=f'"${POD_IP}"',
-        node_options=_node_options(job),
+        node_options=options,
+        memoryd=daemon,
     )
+
+
+def _operator_options(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
+    """Return by whom the agent lets itself be started and stopped."""
+    words = [f"--operator-port={SERVER_PORT}"]
+    words += [f"--operator-from={each}" for each in cluster.operator_from or _PRIVATE]
+    if job.memoryd and job.num_nodes_max > 1 and not job.resizes_by_restart:
+        words.append(f"--operator-peer-port={peer_port(job.memoryd)}")
+    return tuple(words)
+
+
+def peer_port(settings: TieredSettings) -> int:
+    """Return where the checkpoint daemon of a pod is found by the others."""
+    return settings.peer_port or PEER_PORT
 
 
 def _node_options(job: Job) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from typing import Any
 
 from launcher.clusters.k8s.sidecar import (
     K8S_NAMESPACE,
-    K8S_NODE,
     shm_size,
     sidecar_values,
     sidecar_variables,
@@ -20,6 +19,7 @@ from launcher.clusters.k8s.sidecar import (
 from launcher.clusters.k8s.start import (
     CONFIG_PATH,
     JOB_UID,
+    K8S_NODE,
     POD_IP,
     POD_NAME,
     SERVER_PORT,
@@ -57,6 +57,7 @@ _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _WORKER_MEMORY_GIB = 1
 _K8S_RETRIES_MAX = 6
+_FULL_RESTARTS_MAX = 1
 # HyperPod's operator takes no snooze without a period, and its own command line sets this one.
 _EVAL_PERIOD_S = 3600
 _AWS_TYPE = "ml."
@@ -164,10 +165,10 @@ def _metadata(job: Job, cluster: K8sCluster, told: list[str]) -> dict[str, dict[
 def _env(job: Job, cluster: K8sCluster) -> list[dict[str, Any]]:
     """Return the container's variables by name, each with a value, a secret or a pod's field."""
     texts = worker_environment(job)
-    fields = {POD_NAME: "metadata.name"}
-    if cluster.job_kind == "job":
-        # Kubernetes gives its pods this label in all versions from 1.24.
-        fields = {POD_IP: "status.podIP", JOB_UID: "metadata.labels['controller-uid']"}
+    is_hyperpod = cluster.job_kind == "hyperpod"
+    # Kubernetes gives a Job's pods this label in all versions from 1.24.
+    uid = {JOB_UID: "metadata.labels['controller-uid']"}
+    fields = {POD_IP: "status.podIP", **({POD_NAME: "metadata.name"} if is_hyperpod else uid)}
     if variables_of_memoryd := sidecar_variables(job):
         texts = variables_of_memoryd | texts
         fields |= {K8S_NODE: "spec.nodeName", K8S_NAMESPACE: "metadata.namespace"}
@@ -338,13 +339,16 @@ def _failed_pods_max(job: Job, cluster: K8sCluster) -> dict[str, int]:
     return {**limits, "backoffLimitPerIndex": of_index, "maxFailedIndexes": 0}
 
 
-def _retries_max(job: Job, cluster: K8sCluster) -> int | None:
-    """Return how often workers are started again: the operator counts, not torchrun."""
+def _retries_max(job: Job, cluster: K8sCluster) -> int:
+    """Return how often the operator starts a run again that has given up, or has lost a pod.
+
+    Never without a limit, and never 0 unless somebody asks for it.
+    """
     if cluster.run_policy.retries_max is not None:
         return cluster.run_policy.retries_max
-    if job.resilience.checkpointless or cluster.run_policy.restart_policy:
-        return None
-    return job.trainer.max_restarts
+    feature = job.resilience.checkpointless
+    restarts_max = feature.process_restarts_max if feature else job.trainer.max_restarts
+    return min(restarts_max or _K8S_RETRIES_MAX, 2**31 - 1)
 
 
 def _restart_policy(job: Job, cluster: K8sCluster) -> dict[str, Any]:
@@ -357,6 +361,10 @@ def _restart_policy(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         numRestartBeforeFullJobRestart=feature and feature.process_restarts_max,
         scaleUpSnoozeTimeInSeconds=math.ceil(elastic.scale_up_snooze_s) if elastic else None,
     )
+    if policy is None and not limits:
+        return limits
+    # Each makes all pods anew, after as many restarts as the recipe allows within the window.
+    limits["maxFullJobRestarts"] = _FULL_RESTARTS_MAX
     if policy is None:
         return limits
     return limits | _set(

@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
-from resilience.tiered.errors import HeldError, StaleError, TieredError, VaultFullError
-from resilience.tiered.memoryd.http_connection import ClosedError, Connection, FirstRequest, Limits
-from resilience.tiered.memoryd.http_messages import (
+from resilience.runtime.http_messages import (
     CLOSE,
     RETRY_LATER,
     HttpError,
@@ -30,6 +28,8 @@ from resilience.tiered.memoryd.http_messages import (
     parse_head,
     retry_later,
 )
+from resilience.tiered.errors import HeldError, StaleError, TieredError, VaultFullError
+from resilience.tiered.memoryd.http_connection import ClosedError, Connection, FirstRequest, Limits
 from resilience.tiered.memoryd.http_routes import (
     HEALTH_PATH,
     SHARD_META,

@@ -16,9 +16,7 @@ from http import HTTPStatus
 
 import xxhash
 
-from resilience.runtime.server import Way
-from resilience.tiered.frames import limit_wait
-from resilience.tiered.memoryd.http_messages import (
+from resilience.runtime.http_messages import (
     HttpError,
     Request,
     format_answer,
@@ -26,6 +24,8 @@ from resilience.tiered.memoryd.http_messages import (
     measure_head,
     parse_head,
 )
+from resilience.runtime.server import Way
+from resilience.tiered.frames import limit_wait
 from resilience.tiered.shard import PIECE_BYTES
 
 _BLOCK_BYTES = 512 << 10

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from resilience.tiered.memoryd.http_messages import HttpError, Request, bad_request
+from resilience.runtime.http_messages import HttpError, Request, bad_request
 
 MAX_NAME = 200
 """Of a namespace, in characters."""

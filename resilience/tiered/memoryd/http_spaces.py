@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 
+from resilience.runtime.http_messages import HttpError, retry_later
 from resilience.runtime.records import from_json, read_record, to_json
 from resilience.tiered.catalog import Copy, Number
 from resilience.tiered.errors import RefusedError
-from resilience.tiered.memoryd.http_messages import HttpError, retry_later
 from resilience.tiered.memoryd.http_routes import MAX_RANKS, MAX_STEPS, NAMESPACE, STEPS_RETAINED
 from resilience.tiered.memoryd.http_steps import (
     METADATA,

@@ -7,7 +7,6 @@ import re
 import pytest
 
 from launcher.composition.changing import change_job
-from launcher.errors import RecipeError
 from tests.launcher.shipped import CLUSTERS, rendered, shipped_job
 
 TIERED = "llama/llama3_tiny_tiered"
@@ -24,8 +23,3 @@ def test_tls_is_asked_for_of_each_agent_and_daemon(cluster: str) -> None:
         assert words
         assert {" --tls " in f"{word} ".replace("\\\n", " ") for word in words} == {is_asked}
     assert "tls" not in before.to_json()
-
-
-def test_tls_is_refused_where_hyperpod_starts_the_workers() -> None:
-    with pytest.raises(RecipeError, match=r"cluster\.tls needs cluster\.job_kind 'job'"):
-        change_job(shipped_job(TIERED, "hyperpod"), ["cluster.tls=true"], hint="")

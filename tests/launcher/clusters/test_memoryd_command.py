@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from resilience.agent.operator.commands import UpdateBody
+from resilience.agent.operator.starts import start_words
 from resilience.agent.options import parse_options as parse_agent_options
 from resilience.agent.services.memoryd import memoryd_service
 from resilience.tiered.memoryd.options import MemorydOptions, parse_options
 from resilience.tiered.stores.s3 import S3Settings
 from tests.launcher.k8s_job import documents
 from tests.launcher.shipped import rendered, shipped_job
+from tests.resilience.agent.operator.driver import start_body
 from tests.tokens import TOKEN, write_token
 
 TINY = "llama/llama3_tiny_pretrain"
@@ -25,7 +28,7 @@ PEERS = {
     "job": {
         "llama3-tiny-pretrain-1": "llama3-tiny-pretrain-1.llama3-tiny-pretrain:9201",
     },
-    "hyperpod": {"llama3-tiny-pretrain-pods-1": "llama3-tiny-pretrain-pods-1:9201"},
+    "hyperpod": {"10.0.0.8": "10.0.0.8:9201"},
 }
 
 
@@ -37,7 +40,7 @@ def arguments(cluster: str, overrides: Sequence[str], folder: Path) -> list[str]
         "MEMORYD_DIR": "/dev/shm/memoryd-test", "MEMORYD_TOKEN_FILE": str(folder / "token"),
         "SLURMD_NODENAME": "n1", "peer_listen": "0.0.0.0:9201", "switch": "s1",
         "peers_file": str(folder / "peers"), "JOB_COMPLETION_INDEX": "0",
-        "LAUNCHER_POD_NAME": "llama3-tiny-pretrain-pods-0", "LAUNCHER_K8S_NODE": "k1",
+        "LAUNCHER_POD_IP": "10.0.0.7", "LAUNCHER_K8S_NODE": "k1",
         "peer_ports[0]": "9201", "rdzv_endpoint": "n1:1", "attempt": "0", "peer_ports[1]": "9202",
         "run_dir": str(folder), "token_file": str(folder / "token"),
     }  # fmt: skip
@@ -45,10 +48,12 @@ def arguments(cluster: str, overrides: Sequence[str], folder: Path) -> list[str]
     (folder / "peers").write_text("n1=n1:9201\nn2=n2:9201\n")
     if cluster in ("job", "hyperpod"):
         files = documents(job)["ConfigMap"]["data"]
-        (folder / "memoryd.peers").write_text(files["memoryd.peers"])
+        (folder / "memoryd.peers").write_text(files.get("memoryd.peers", ""))
     (folder / "node.json").write_text(files["node.json"])
-    script = {"local": "node-0.sh", "slurm": "job.sbatch"}.get(cluster, "memoryd.sh")
-    text = files[script].replace("/etc/training", str(folder)).replace("\\\n", " ")
+    scripts = {"local": "node-0.sh", "slurm": "job.sbatch", "hyperpod": "start.sh"}
+    text = files[scripts.get(cluster, "memoryd.sh")]
+    text = text.replace("/etc/training-token", str(folder)).replace("/etc/training", str(folder))
+    text = text.replace("\\\n", " ")
     line = next(each for each in text.splitlines() if "node.json" in each)
     line = re.sub(
         r"\$\{?([\w\[\]]+)(?::-([^}]*))?\}?",
@@ -56,9 +61,14 @@ def arguments(cluster: str, overrides: Sequence[str], folder: Path) -> list[str]
         line,
     )
     words = shlex.split(line)
-    if cluster in ("job", "hyperpod"):
+    if cluster == "job":
         return words[words.index("resilience.tiered.memoryd") + 1 :]
-    agent = parse_agent_options(words[words.index("resilience.agent") + 1 :])
+    words = words[words.index("resilience.agent") + 1 :]
+    if cluster == "hyperpod":
+        # As the operator's /start adds to them.
+        body = UpdateBody.model_validate(start_body(0, ["10.0.0.7", "10.0.0.8"]))
+        words = ["--operator-link=0,0,0", *start_words(words, parse_agent_options(words), body)]
+    agent = parse_agent_options(words)
     config = agent.node_config.memoryd
     return list(memoryd_service(
         config, path=agent.config, node=agent.node_name, run_dir=folder, log=folder,
@@ -147,7 +157,7 @@ def test_daemon_on_kubernetes_has_time_for_the_store_at_its_end(tmp_path: Path) 
 @pytest.mark.parametrize("cluster", PEERS)
 def test_daemon_that_an_agent_starts_has_a_lease(cluster: str, tmp_path: Path) -> None:
     """And no other one, which a cluster or a person looks after."""
-    is_ours = cluster in ("local", "slurm")
+    is_ours = cluster != "job"
 
     read = options(cluster, ["resilience.tiered.lease_s=7.5"], tmp_path)
 

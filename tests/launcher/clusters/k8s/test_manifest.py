@@ -195,9 +195,25 @@ def test_checkpointless_sets_the_restart_limits_of_hyperpod() -> None:
     spec = documents(k8s_job("hyperpod", CHECKPOINTLESS))["job"]["spec"]
 
     assert spec["runPolicy"]["restartPolicy"] == {
-        "evalPeriodSeconds": 60, "numRestartBeforeFullJobRestart": 9,
+        "evalPeriodSeconds": 60, "numRestartBeforeFullJobRestart": 9, "maxFullJobRestarts": 1,
     }  # fmt: skip
-    assert "jobMaxRetryCount" not in spec["runPolicy"]
+    assert spec["runPolicy"]["jobMaxRetryCount"] == 9
+
+
+@pytest.mark.parametrize(
+    ("changes", "retries"),
+    [
+        pytest.param({}, 6, id="nobody-has-said-any"),
+        pytest.param({"trainer.max_restarts": 4}, 4, id="restarts-of-the-recipe"),
+        pytest.param({"cluster.run_policy.retries_max": 0}, 0, id="none-as-asked-for"),
+    ],
+)
+def test_the_operator_starts_a_run_again_and_not_for_ever(
+    changes: dict[str, Any], retries: int
+) -> None:
+    spec = documents(k8s_job("hyperpod", changes))["job"]["spec"]
+
+    assert spec["runPolicy"]["jobMaxRetryCount"] == retries
 
 
 def test_cluster_restart_policy_comes_before_that_of_checkpointless() -> None:
@@ -237,7 +253,7 @@ def test_elastic_policy_of_hyperpod(sizes: dict[str, Any], expected: dict[str, A
     }  # fmt: skip
     assert spec["replicaSpecs"][0]["maxReplicas"] == 2
     assert spec["runPolicy"]["restartPolicy"] == {
-        "evalPeriodSeconds": 3600, "scaleUpSnoozeTimeInSeconds": 3,
+        "evalPeriodSeconds": 3600, "scaleUpSnoozeTimeInSeconds": 3, "maxFullJobRestarts": 1,
     }  # fmt: skip
 
 
@@ -355,6 +371,7 @@ def test_variables_come_from_the_recipe_secrets_and_the_pod_in_order(kind: str) 
 
     own = {
         "hyperpod": [
+            {"name": "LAUNCHER_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "LAUNCHER_POD_NAME",
              "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
             {"name": "OMP_NUM_THREADS", "value": "3"},

@@ -19,10 +19,9 @@ ODD_TEXTS = ("a b", "'", '"', "$HOME", "`id`", "$(id)", "\\", "{{ x }}", "*", "a
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name in ("python", "hyperpodrun"):
-        program = tmp_path / name
-        program.write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@"\necho "NNODES=$NNODES X=$X"\n')
-        program.chmod(0o755)
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@"\necho "X=$X"\n')
+    program.chmod(0o755)
     return tmp_path
 
 
@@ -112,19 +111,21 @@ def test_pods_that_stand_by_are_asked_as_well(folder: Path) -> None:
     assert f"--rdzv-endpoint={others},10.0.0.7:4000" in done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(("env", "nodes"), [({}, "2"), ({"NNODES": "5"}, "5")])
-def test_hyperpod_starts_hyperpodrun_with_the_nodes_of_the_operator(
-    folder: Path, env: dict[str, str], nodes: str
-) -> None:
-    done = start(folder, "hyperpod", {}, LAUNCHER_POD_NAME="x-pods-1", **env)
+def test_hyperpod_starts_the_agent_that_waits_for_the_operator(folder: Path) -> None:
+    networks = {"cluster.operator_from": ["10.0.0.0/8", "fc00::/7"]}
+    pod = {"LAUNCHER_POD_NAME": "x-pods-1", "LAUNCHER_POD_IP": "10.0.0.7"}
+
+    done = start(folder, "hyperpod", networks, **pod)
 
     assert done.stderr == ""
-    assert done.stdout.splitlines() == [
-        f"{folder}/hyperpodrun", f"--nnodes={nodes}", "--nproc-per-node=2", "--server-port=8080",
-        "--server-log-level=warning", "--tee=3", "--log-dir=/tmp/hyperpod", "-m",
-        "recipes_training", f"--job={folder}/job.json",
+    assert done.stdout.splitlines()[:-1] == [
+        f"{folder}/python", "-m", "resilience.agent", f"--config={folder}/node.json",
+        "--rdzv-id=llama3-tiny-pretrain", "--local-addr=10.0.0.7", "--operator-port=8080",
+        "--operator-from=10.0.0.0/8", "--operator-from=fc00::/7", "--node-name=x-pods-1",
+        f"--token-file={folder}-token/token", "--run-dir=/run/training/llama3-tiny-pretrain",
+        "--grace-s=55", "--preload=recipes_training.preload", "--",
+        "python", "-m", "recipes_training", f"--job={folder}/job.json",
         "--run-dir=/run/training/llama3-tiny-pretrain", "--node-name=x-pods-1",
-        f"NNODES={nodes} X=",
     ]  # fmt: skip
 
 
@@ -170,14 +171,13 @@ def test_pod_fails_where_its_pre_script_does(folder: Path, kind: str) -> None:
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_pre_script_makes_python_known_to_the_daemon_as_well(folder: Path, kind: str) -> None:
+def test_pre_script_makes_python_known_to_the_daemon_as_well(folder: Path) -> None:
     """As one does that activates a venv."""
     (folder / "venv").mkdir()
     (folder / "python").rename(folder / "venv/python")
     changes = {"cluster.pre_script": f"PATH={folder}/venv:$PATH\n"}
 
-    done = start(folder, kind, changes, script="memoryd.sh", recipe=TIERED)
+    done = start(folder, "job", changes, script="memoryd.sh", recipe=TIERED)
 
     assert done.stderr == ""
     assert done.stdout.splitlines()[:3] == [f"{folder}/venv/python", "-m",
@@ -189,9 +189,11 @@ def test_script_is_sound_shell(kind: str) -> None:
     """SC1091: the pre-script is not there to be followed."""
     scripts = [
         documents(full_job(kind))["ConfigMap"]["data"]["start.sh"],
-        documents(k8s_job(kind, recipe="llama/llama3_tiny_tiered"))["ConfigMap"]["data"][
-            "memoryd.sh"
-        ],
+        *(
+            text
+            for name, text in documents(k8s_job(kind, recipe=TIERED))["ConfigMap"]["data"].items()
+            if name == "memoryd.sh"
+        ),
         documents(k8s_job(kind, recipe=ELASTIC))["ConfigMap"]["data"]["start.sh"],
     ]
 

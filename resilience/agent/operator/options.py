@@ -1,0 +1,33 @@
+"""What an agent is told of the operator that starts and stops its runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, IPvAnyNetwork, PlainValidator
+
+from resilience.arguments import read_token
+from resilience.settings import Port
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+class OperatorOptions(BaseModel):
+    """Options of an agent under HyperPod's operator."""
+
+    operator_port: Port | None = None
+    """Port at which HyperPod's operator says when the run starts and stops, and where its nodes
+    are; without it the run starts at once."""
+    operator_from: tuple[IPvAnyNetwork, ...] = ()
+    """Network whose addresses may send commands to --operator-port, as 10.0.0.0/8 (default:
+    loopback alone)."""
+    operator_token_file: Annotated[str | None, PlainValidator(read_token)] = None
+    """File with a token that each such command brings as Authorization: Bearer (default: none)."""
+    operator_peer_port: Port | None = None
+    """Port at which the nodes' checkpoint daemons find each other under the addresses that the
+    operator gives; --node-name is the address of the node then (default: no daemon knows
+    another)."""
+    operator_link: Annotated[tuple[int, ...] | None, PlainValidator(_numbers)] = None
+    """Of no use by hand: what an agent that answers the operator tells the agent of a run."""

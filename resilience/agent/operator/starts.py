@@ -1,0 +1,44 @@
+"""The agent's own words for a start by the operator: the place, the peers and the attempt. Pure."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+
+from resilience.agent.operator.commands import UpdateBody
+
+_PORT = 29500
+"""Where agents find each other, unless the operator names a port."""
+
+
+def start_words(words: Sequence[str], options: argparse.Namespace, body: UpdateBody) -> list[str]:
+    """Return the words of an agent's command line with those that a start adds."""
+    place = words.index("--")
+    return [*words[:place], *_own_words(options, body), *words[place:]]
+
+
+def _own_words(options: argparse.Namespace, body: UpdateBody) -> Iterator[str]:
+    hosts = {each.rank: str(each.ip) for each in body.rankIps}
+    if options.local_addr and body.rank in hosts:
+        hosts[body.rank] = options.local_addr
+    asked = [hosts[rank] for rank in sorted(hosts)] or [body.master_addr]
+    least = f"{min(options.sizes)}:" if options.sizes else ""
+    yield f"--nnodes={least}{body.nnodes}"
+    yield f"--rdzv-endpoint={','.join(_at(host, body.master_port or _PORT) for host in asked)}"
+    yield f"--rdzv-attempt={body.faultCount}"
+    # The operator stops all nodes: none goes on without the others.
+    yield "--ends-run"
+    if body.spare:
+        # It takes the place of a lost node, and never begins the run.
+        yield "--further-node"
+    if (own := hosts.get(body.rank)) is None:
+        return
+    yield f"--local-addr={own}"
+    if (port := options.operator_peer_port) and len(hosts) > 1:
+        # A daemon has its node's name, and of the others nothing but the address is known.
+        yield f"--memoryd=--peer-listen={_at(own, port)}"
+        yield from (f"--memoryd=--peer={host}={_at(host, port)}" for host in asked if host != own)
+
+
+def _at(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

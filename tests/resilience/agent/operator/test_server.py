@@ -1,0 +1,155 @@
+"""The operator's port, of an agent that has no run: what it takes, and from whom."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from resilience.agent.operator.commands import BODIES
+from tests.resilience.agent.operator.driver import Node, call, start_body
+from tests.resilience.agent.runs import listening_ports
+from tests.tokens import write_token
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def ready(node: Node) -> Node:
+    node.begin()
+    return node
+
+
+def exchange(port: int, *parts: str, pause_s: float = 0.0) -> str:
+    """Send the parts of a request as they are, and return all that is answered."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        for part in parts:
+            connection.sendall(part.encode())
+            time.sleep(pause_s)
+        found = b""
+        while data := connection.recv(1 << 16):
+            found += data
+    return found.decode()
+
+
+def _without(name: str) -> dict[str, Any]:
+    return {key: value for key, value in start_body().items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        *(
+            pytest.param("/start", _without(name), name, id=f"without-{name}")
+            for name in ("rank", "nnodes", "faultCount", "master_addr", "master_port")
+        ),
+        ("/start", start_body(master_addr=""), "master_addr"),
+        ("/start", start_body(rank=-1), "rank"),
+        ("/start", start_body(rank="first"), "rank"),
+        ("/start", start_body(nnodes=0), "nnodes"),
+        ("/start", start_body(faultCount=1e30), "faultCount"),
+        ("/start", start_body(rankIps=[{"rank": 0, "ip": "x; reboot"}]), "rankIps"),
+        ("/start", start_body(rankIps=[{"rank": 100_001, "ip": "10.0.0.1"}]), "rankIps"),
+        ("/start", start_body(log_monitoring_configuration=[{}]), "log_monitoring_configuration"),
+        ("/start", [], "body"),
+        ("/update", {}, "rank"),
+        ("/stop", {"timeout": -1}, "timeout"),
+        ("/stop", {"timeout": "soon"}, "timeout"),
+    ],
+)  # fmt: skip
+def test_a_wrong_body_is_refused_by_its_field(path: str, body: Any, field: str) -> None:
+    """Before any state is asked about."""
+    with pytest.raises(ValidationError) as caught:
+        BODIES[path].model_validate_json(json.dumps(body))
+
+    found = caught.value.errors()
+    assert field in {part for each in found for part in ("body", *each["loc"])}
+    assert all(each["msg"] for each in found)
+
+
+def test_requests_that_are_none_are_answered_and_change_nothing(ready: Node) -> None:
+    port = ready.port
+    found = [
+        call(port, "/start", {"rank": 0}),
+        call(port, "/start", "x" * (2 << 20)),
+        call(port, "/stop", {}),
+        call(port, "/nothing", {}),
+        call(port, "/shutdown", {}, Origin="http://a.page"),
+    ]
+
+    assert [status for status, _ in found] == [422, 413, 409, 404, 403]
+    assert found[0][1]["detail"][0]["loc"] == ["body", "nnodes"]
+    assert found[2][1]["detail"] == (
+        "the agent is ready, and becomes stopping from: running, completed, faulted"
+    )
+    texts = [
+        exchange(port, "GET /start HTTP/1.1\r\nHost: a\r\n\r\n"),
+        exchange(port, "\0\0\0\r\n\r\n"),
+        exchange(port, "POST /stop HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"),
+        exchange(port, "GET /status HTTP/1.1\r\nHost: a\r\n", "\r\n", pause_s=0.1),
+        exchange(port, "POST /stop HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{", "}",
+                 pause_s=0.1),
+    ]  # fmt: skip
+    assert [int(text.split()[1]) for text in texts] == [405, 400, 501, 200, 409]
+    assert ready.status()["status"] == "ready"
+    assert list(ready.status()["transitions"]) == ["READY"]
+    assert ready.end() == 0
+
+
+def test_half_requests_and_floods_keep_nobody_waiting(ready: Node) -> None:
+    with ExitStack() as stack:
+        half = socket.create_connection(("127.0.0.1", ready.port), timeout=30)
+        stack.enter_context(half)
+        half.sendall(b"POST /start HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+        sent_s = time.monotonic()
+        for _ in range(400):
+            silent = socket.create_connection(("127.0.0.1", ready.port), timeout=30)
+            stack.enter_context(silent)
+        asked_s = time.monotonic()
+        assert ready.status()["status"] == "ready"
+        assert time.monotonic() - asked_s < 5
+        # Newer connections have its place, or its time is up.
+        assert half.recv(100) == b""
+        assert time.monotonic() - sent_s < 10
+
+    assert ready.end() == 0
+
+
+@pytest.mark.parametrize(("network", "status"), [("10.0.0.0/8", 403), ("127.0.0.0/31", 200)])
+def test_only_callers_of_the_networks_are_answered(node: Node, network: str, status: int) -> None:
+    words = ("--local-addr", "127.0.0.1", "--operator-port", str(node.port))
+    node.run.start(node.name, *words, "--operator-from", network)
+    wait_until(lambda: node.port in listening_ports(node.run.agents[node.name].pid))
+
+    assert call(node.port, "/status")[0] == status
+    assert call(node.port, "/shutdown", {})[0] == status
+    node.run.agents[node.name].send_signal(signal.SIGTERM)
+    assert node.run.wait() == 0
+
+
+def test_commands_bring_the_token_where_there_is_one(node: Node, tmp_path: Path) -> None:
+    file = write_token(tmp_path / "token")
+    words = ("--local-addr", "127.0.0.1", "--operator-port", str(node.port))
+    node.run.start(node.name, *words, "--operator-token-file", str(file))
+    wait_until(lambda: node.port in listening_ports(node.run.agents[node.name].pid))
+
+    assert call(node.port, "/shutdown", {})[0] == 401
+    assert call(node.port, "/shutdown", {}, Authorization="Bearer no")[0] == 401
+    token = file.read_text().strip()
+    assert call(node.port, "/shutdown", {}, Authorization=f"Bearer {token}")[0] == 200
+    assert node.run.wait() == 0
+
+
+def test_a_port_that_is_taken_is_said(node: Node) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        node.run.start("n0", "--local-addr", "127.0.0.1", "--operator-port", port)
+
+        assert node.run.wait() == 1
+    assert f"cannot serve --operator-port {port}" in node.run.text()
