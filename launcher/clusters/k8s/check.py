@@ -12,12 +12,16 @@ from typing import Any
 
 import yaml
 
-from launcher.clusters.k8s.job_fields import HYPERPOD_JOB, KINDS, KUBERNETES_JOB, METADATA
-from launcher.clusters.k8s.shape import problem
+from launcher.clusters.k8s.forms import problem
+from launcher.clusters.k8s.schema import definitions_of_kinds, schema_problems
 from launcher.errors import RecipeError
 
 _Document = dict[str, Any]
 
+KUBERNETES_JOB = "batch/v1 Job"
+HYPERPOD_JOB = "sagemaker.amazonaws.com/v1 HyperPodPyTorchJob"
+
+_METADATA = {"$ref": "ObjectMeta", "required": ["name"]}
 _INSTANCE_LABEL = "node.kubernetes.io/instance-type"
 
 
@@ -96,14 +100,15 @@ def _document_problems(document: _Document) -> Iterator[str]:
         if not isinstance(document.get(field), str):
             yield problem(f"{where}.{field}", document.get(field), "allowed: text")
             return
-    if check := KINDS.get(_kind(document)):
-        yield from check(document, where)
-    elif any(name.endswith(f" {where}") for name in KINDS):
-        versions = [name.split()[0] for name in KINDS if name.endswith(f" {where}")]
+    kinds = definitions_of_kinds()
+    versions = [name.split()[0] for name in kinds if name.endswith(f" {where}")]
+    if _kind(document) in kinds:
+        yield from schema_problems(document, where, {"$ref": kinds[_kind(document)]})
+    elif versions:
         allowed = f"allowed: {', '.join(versions)}"
         yield problem(f"{where}.apiVersion", document["apiVersion"], allowed)
-    else:
-        yield from METADATA(document.get("metadata"), f"{where}.metadata")
+    else:  # a team's template may bring further kinds
+        yield from schema_problems(document.get("metadata"), f"{where}.metadata", _METADATA)
 
 
 def _joint_problems(documents: Sequence[_Document]) -> Iterator[str]:
@@ -193,7 +198,7 @@ def _instance(documents: Sequence[_Document], template: _Document, where: str) -
 def _job_instance(documents: Sequence[_Document]) -> _Document | None:
     """Return the instance of the job that a ConfigMap holds, None where none does."""
     for document in documents:
-        if document["kind"] == "ConfigMap" and "job.json" in document.get("data", {}):
+        if document["kind"] == "ConfigMap" and "job.json" in (document.get("data") or {}):
             found: _Document = json.loads(document["data"]["job.json"])["instance"]
             return found
     return None

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from launcher.clusters.k8s.manifest import MANIFEST
+from launcher.clusters.k8s.schema import FOLDER
 from launcher.clusters.k8s.submit import submit_k8s
 from launcher.errors import OutsideError
 from tests.launcher.clusters.k8s.k8s_full import full_job
+from tests.launcher.clusters.k8s.published import of_kubernetes, text_of
 from tests.launcher.golden import WHOLE
 from tests.launcher.k8s_job import KINDS, documents, k8s_job, manifest
 from tests.launcher.shipped import RECIPES, shipped_job
@@ -37,6 +39,13 @@ def test_server_would_take_the_manifest(kube_config: Path, name: str) -> None:
         done = kubectl(kube_config, "create", "--dry-run=server", "--filename=-", text=text)
         assert done.returncode == 0, done.stderr
         assert "(server dry run)" in done.stdout
+
+
+def test_shipped_schemas_are_those_of_a_server(kube_config: Path) -> None:
+    """Of its version; `python -m tests.launcher.clusters.k8s.published` makes them anew."""
+    found = of_kubernetes(lambda path: kubectl(kube_config, "get", "--raw", path).stdout)
+
+    assert text_of(found) == (FOLDER / "kubernetes.json").read_text()
 
 
 def test_server_tells_pods_of_which_job_they_are(kube_config: Path) -> None:

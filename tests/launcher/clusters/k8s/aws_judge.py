@@ -1,7 +1,7 @@
 """Hold manifests against AWS's model; runs in the environment that has their package.
 
-Reads a JSON list of HyperPodPyTorchJobs from standard input and writes a list
-of verdicts: null where the model takes one, else what it says.
+Reads a JSON list of HyperPodPyTorchJobs from standard input. Writes a list of verdicts, null where
+the model takes one, else what it says; and the model's own schema.
 """
 
 from __future__ import annotations
@@ -25,4 +25,6 @@ def verdict(document: dict) -> str | None:
     return None
 
 
-json.dump([verdict(document) for document in json.load(sys.stdin)], sys.stdout)
+verdicts = [verdict(document) for document in json.load(sys.stdin)]
+schema = HyperPodPytorchJob.model_json_schema(by_alias=False)
+json.dump({"verdicts": verdicts, "schema": schema}, sys.stdout)

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from launcher.clusters.k8s.check import check_manifest
-from launcher.clusters.k8s.shape import amount
+from launcher.clusters.k8s.forms import amount
+from launcher.clusters.k8s.schema import FILES, FOLDER
 from launcher.errors import RecipeError
 from tests.launcher.clusters.k8s.k8s_full import full_job
-from tests.launcher.k8s_job import KINDS, at, documents, manifest
+from tests.launcher.k8s_job import KINDS, at, documents, k8s_job, manifest
 from tests.launcher.shipped import RECIPES, shipped_job
 
 REMOVED = object()
@@ -49,6 +50,20 @@ def _broken(kind: str, start: str, path: str, value: Any) -> str:
     return "\n---\n".join(json.dumps(document) for document in found.values())
 
 
+def test_limits_are_of_fields_that_the_published_schemas_have() -> None:
+    """Laid over a misspelt field, a limit would make it a known one."""
+    schemas = {each: json.loads((FOLDER / each).read_text()) for each in FILES}
+    limits = schemas.pop("limits.json")["definitions"]
+    published = {
+        name: own for each in schemas.values() for name, own in each["definitions"].items()
+    }
+
+    for name, limit in limits.items():
+        fields = published[name].get("properties", {})
+        assert limit.get("properties", {}).keys() <= fields.keys(), name
+        assert {*limit.get("required", ())} <= fields.keys(), name
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_full_manifest_is_sound(kind: str) -> None:
     check_manifest(_full(kind))
@@ -71,13 +86,13 @@ POD = [
     ("pod", "spec hostnetwork", True, "spec has no field 'hostnetwork'; closest: 'hostNetwork'"),
     ("pod", "spec hostNetwork", "yes", "spec.hostNetwork 'yes'; allowed: true, false"),
     ("pod", "spec dnsPolicy", "ClusterFirst",
-     "spec.dnsPolicy 'ClusterFirst'; allowed with hostNetwork: 'ClusterFirstWithHostNet'"),
+     "spec.dnsPolicy 'ClusterFirst'; allowed: 'ClusterFirstWithHostNet' with hostNetwork"),
     ("pod", "spec dnsPolicy", "Host", "spec.dnsPolicy 'Host'; allowed: 'ClusterFirst', "),
     ("pod", "spec restartPolicy", "Sometimes",
-     "spec.restartPolicy 'Sometimes'; allowed: 'Always', 'OnFailure', 'Never'"),
+     "spec.restartPolicy 'Sometimes'; allowed: 'Never', 'OnFailure'"),
     ("pod", "spec serviceAccountName", "A_b", "spec.serviceAccountName 'A_b'; allowed: an RFC"),
     ("pod", "spec priorityClassName", "A", "spec.priorityClassName 'A'; allowed: an RFC 1123 sub"),
-    ("pod", "spec preemptionPolicy", "No", "spec.preemptionPolicy 'No'; allowed: 'PreemptLower"),
+    ("pod", "spec preemptionPolicy", "No", "spec.preemptionPolicy 'No'; allowed: 'Never', 'Pre"),
     ("pod", "spec terminationGracePeriodSeconds", -1,
      "spec.terminationGracePeriodSeconds -1; allowed: a whole number of at least 0"),
     ("pod", "spec activeDeadlineSeconds", 0, "spec.activeDeadlineSeconds 0; allowed: a whole"),
@@ -88,7 +103,7 @@ POD = [
      "'ml.g5.xlarge'; allowed: the job's instance.type, 'ml.p5.48xlarge'"),
     ("pod", "spec securityContext runAsUser", "root", "securityContext.runAsUser 'root'; allowed"),
     ("pod", "spec securityContext fsGroupChangePolicy", "x", "fsGroupChangePolicy 'x'; allowed: "),
-    ("pod", f"{EXPRESSION} operator", "in", ".operator 'in'; allowed: 'In', 'NotIn', 'Exists'"),
+    ("pod", f"{EXPRESSION} operator", "in", ".operator 'in'; allowed: 'DoesNotExist', 'Exists'"),
     ("pod", f"{EXPRESSION} operator", "Exists",
      ".values ['1']; allowed: no value with 'Exists'"),
     ("pod", f"{EXPRESSION} values", [], ".values []; allowed: at least one value with 'In'"),
@@ -100,21 +115,21 @@ POD = [
      "has no field 'matchLabel'; closest: 'matchLabels'"),
     ("pod", "spec tolerations 0 operator", "exists",
      "tolerations[0].operator 'exists'; allowed: 'Exists', 'Equal'"),
-    ("pod", "spec tolerations 0 effect", "NoRun", "tolerations[0].effect 'NoRun'; allowed: 'NoSc"),
+    ("pod", "spec tolerations 0 effect", "NoRun", "tolerations[0].effect 'NoRun'; allowed: 'NoEx"),
     ("pod", "spec tolerations 0 effect", "NoSchedule",
      "tolerations[0].effect 'NoSchedule'; allowed: 'NoExecute' with a time"),
     ("pod", "spec tolerations 0 value", "x",
      "tolerations[0].value 'x'; allowed: none with operator 'Exists'"),
-    ("pod", "spec tolerations 1", {}, "tolerations[1] has no key; allowed: none only with operat"),
+    ("pod", "spec tolerations 1", {}, "tolerations[1].key None; allowed: none only with operator"),
     ("pod", "spec containers", [], "spec.containers []; allowed: a list of at least 1 items"),
-    ("pod", "spec volumes 0", {"name": "config"}, "volumes[0] 'config' names 0 kinds; allowed: ex"),
-    ("pod", "spec volumes 0 emptyDir", {}, "volumes[0] 'config' names 2 kinds; allowed: exactly"),
+    ("pod", "spec volumes 0", {"name": "config"}, "volumes[0] 'config' []; allowed: exactly one"),
+    ("pod", "spec volumes 0 emptyDir", {}, "volumes[0] 'config' ['configMap', 'emptyDir']; all"),
     ("pod", "spec volumes 1 name", "config", "volumes[1].name 'config'; allowed: each name once"),
     ("pod", "spec volumes 1 emptyDir medium", "memory", ".medium 'memory'; allowed: '', 'Memory'"),
     ("pod", "spec volumes 1 emptyDir sizeLimit", "64GiB",
      ".sizeLimit '64GiB'; allowed: a quantity such as 4, 500m, 32Gi or 5120Mi"),
     ("pod", "spec volumes 2 persistentVolumeClaim claimName", "A", ".claimName 'A'; allowed: an R"),
-    ("pod", "spec volumes 3 hostPath type", "Dir", "hostPath.type 'Dir'; allowed: '', 'Directory'"),
+    ("pod", "spec volumes 3 hostPath type", "Dir", "hostPath.type 'Dir'; allowed: '', 'BlockDe"),
     ("pod", "spec volumes 3 hostPath path", "nvme", "hostPath.path 'nvme'; allowed: an absolute"),
     ("pod", "spec volumes 4", {"name": "more", "emptyDir": {}},
      "spec.volumes 'more'; allowed: volumes that a container mounts"),
@@ -134,11 +149,11 @@ CONTAINER = [
     ("container", "env 1 name", "FI_PROVIDER",
      ".env[1].name 'FI_PROVIDER'; allowed: each name once"),
     ("container", "env 0 value", 1, ".env[0].value 1; allowed: text"),
-    ("container", "env 0 value", REMOVED, ".env[0] 'FI_PROVIDER' needs value or valueFrom, and no"),
+    ("container", "env 0 value", REMOVED, ".env[0] 'FI_PROVIDER' []; allowed: exactly one of val"),
     ("container", "env 0 valueFrom", {"secretKeyRef": {"name": "a", "key": "b"}},
-     ".env[0] 'FI_PROVIDER' needs value or valueFrom, and not both"),
+     ".env[0] 'FI_PROVIDER' ['value', 'valueFrom']; allowed: exactly one of value, v"),
     ("container", "env 2 valueFrom secretKeyRef", {"name": "a", "key": "b"},
-     ".env[2].valueFrom names 2 sources; allowed: exactly one"),
+     ".env[2].valueFrom ['fieldRef', 'secretKeyRef']; allowed: exactly one"),
     ("container", "env 2 valueFrom", {"secretKeyRef": {"name": "a"}}, "secretKeyRef.key is missin"),
     ("container", "env 2 valueFrom", {"secretKeyRef": {"name": "a", "key": "b c"}},
      ".key 'b c'; allowed: letters, digits, '-', '_' and '.', at most 253"),
@@ -147,7 +162,7 @@ CONTAINER = [
      ".ports[0].containerPort 0; allowed: a whole number of at least 1, at most 65535"),
     ("container", "ports 0 name", "123", ".ports[0].name '123'; allowed: at most 15"),
     ("container", "ports 0 name", "a" * 16, ".ports[0].name 'aaaaaaaaaaaaaaaa'; allowed: at most"),
-    ("container", "ports 0 protocol", "tcp", ".ports[0].protocol 'tcp'; allowed: 'TCP', 'UDP'"),
+    ("container", "ports 0 protocol", "tcp", ".ports[0].protocol 'tcp'; allowed: 'SCTP', 'TC"),
     ("container", "ports 0 hostPort", 81, ".ports[0].hostPort 81; allowed with hostNetwork: the"),
     ("container", "resources limits nvidia.com/gpu", 4,
      ".resources.limits['nvidia.com/gpu'] 4; allowed: the same as the request, 8"),
@@ -179,7 +194,7 @@ CONTAINER = [
     ("container", "readinessProbe successThreshold", 2, None),
     ("container", "startupProbe exec", REMOVED, ".startupProbe []; allowed: exactly one of exec, "),
     ("container", "startupProbe tcpSocket", {"port": 1},
-     ".startupProbe ['exec', 'tcpSocket']; allowed: exactly one of exec, httpGet"),
+     ".startupProbe ['exec', 'tcpSocket']; allowed: exactly one of exec, grpc"),
     ("container", "securityContext capabilities add", ["ipc_lock"],
      ".capabilities.add[0] 'ipc_lock'; allowed: a capability in capitals such as IPC_LOCK"),
     ("container", "securityContext privileged", "true", ".privileged 'true'; allowed: true, false"),
@@ -212,10 +227,10 @@ HYPERPOD = [
     ("job", "spec elasticPolicy minReplicas", 0, "minReplicas 0; allowed: a whole number of at le"),
     ("job", "spec elasticPolicy replicaIncrementStep", 0, "replicaIncrementStep 0; allowed: a who"),
     ("job", "spec elasticPolicy replicaDiscreteValues", [8],
-     "elasticPolicy.replicaDiscreteValues [8] exclude each other; allowed: one of them"),
+     "elasticPolicy.replicaDiscreteValues [8]; allowed: none beside replicaIncrementStep"),
     ("job", "spec elasticPolicy", {"minReplicas": 8, "maxReplicas": 16,
                                    "replicaDiscreteValues": [8, 99]},
-     "replicaDiscreteValues 99; allowed: minReplicas 8 to maxReplicas 16"),
+     "replicaDiscreteValues[1] 99; allowed: minReplicas 8 to maxReplicas 16"),
     ("job", "spec elasticPolicy scalingTimeoutInSeconds", -1, "scalingTimeoutInSeconds -1; allowe"),
     ("job", "spec runPolicy cleanPodPolicy", "Running",
      "runPolicy.cleanPodPolicy 'Running'; allowed: 'All', 'OnlyComplete', 'None'"),
@@ -233,7 +248,7 @@ HYPERPOD = [
     ("job", "spec runPolicy logMonitoringConfiguration 0 operator", ">",
      "operator '>'; allowed: 'gt', 'lt', 'eq', 'gteq', 'lteq'"),
     ("job", "spec runPolicy logMonitoringConfiguration 0 operator", REMOVED,
-     "'a' has metricThreshold alone; allowed: metricThreshold and operator together, or neither"),
+     "[0].operator None; allowed: metricThreshold and operator together, or neither"),
     ("job", "spec runPolicy logMonitoringConfiguration 0 logPattern", "(a)(b)",
      "logPattern '(a)(b)'; allowed: at most one group, and it has 2"),
     ("job", "spec runPolicy logMonitoringConfiguration 0 logPattern", "(",
@@ -250,17 +265,18 @@ JOB = [
     ("job", "spec completionz", 1, "Job.spec has no field 'completionz'; closest: 'completions'"),
     ("job", "spec completionMode", "Indexd",
      "Job.spec.completionMode 'Indexd'; allowed: 'Indexed', 'NonIndexed'"),
-    ("job", "spec completions", REMOVED, "Job.spec.completions is missing; completionMode 'Indexe"),
+    ("job", "spec completions", REMOVED, "Job.spec.completions None; allowed: a number with co"),
     ("job", "spec parallelism", 8, "Job.spec.parallelism 8; allowed: the same as completions, 16"),
     ("job", "spec template", REMOVED, "Job.spec.template is missing"),
     ("job", "spec template spec restartPolicy", "Always",
-     "Job.spec.template.spec.restartPolicy 'Always'; allowed in a Job: 'Never', 'OnFailure'"),
-    ("job", "spec template spec restartPolicy", REMOVED, "restartPolicy None; allowed in a Job: "),
+     "Job.spec.template.spec.restartPolicy 'Always'; allowed: 'Never', 'OnFailure'"),
+    ("job", "spec template spec restartPolicy", REMOVED, "template.spec.restartPolicy is missing"),
     ("job", "spec template spec subdomain", "other",
      "subdomain 'other'; allowed: a headless Service of the manifest: llama3-70b-pretrain"),
     ("job", "spec backoffLimit", -1, "Job.spec.backoffLimit -1; allowed: a whole number of at lea"),
     ("job", "spec ttlSecondsAfterFinished", -1, "Job.spec.ttlSecondsAfterFinished -1; allowed: a "),
-    ("job", "spec podReplacementPolicy", "x", "Job.spec.podReplacementPolicy 'x'; allowed: 'Term"),
+    ("job", "spec podReplacementPolicy", "x", "Job.spec.podReplacementPolicy 'x'; allowed: 'Fail"),
+    ("job", "spec podFailurePolicy rules 0 action", "Retry", ".action 'Retry'; allowed: 'Count'"),
     ("job", "metadata name", "A_b", f"Job.metadata.name 'A_b'; {LABEL}"),
     ("job", "metadata namespace", "other", "the namespaces ['default', 'other']; allowed: the sam"),
     ("job", "kind", "Jobb", "the jobs []; allowed: one batch/v1 Job or sagemaker.amazonaws.com/v1"),
@@ -270,6 +286,7 @@ JOB = [
     ("Service", "spec ports 0 port", 70000, "Service.spec.ports[0].port 70000; allowed: a whole n"),
     ("Service", "spec type", "Headless", "Service.spec.type 'Headless'; allowed: 'ClusterIP'"),
     ("Service", "spec clusterIP", "10.0.0.1", "headless Service of the manifest: none"),
+    ("ConfigMap", "data", None, None),
     ("ConfigMap", "data a/b", "x", "ConfigMap.data key 'a/b'; allowed: letters, digits"),
     ("ConfigMap", "data a", 1, "ConfigMap.data['a'] 1; allowed: text"),
     ("ConfigMap", "data a", "x" * 1024 * 1024, "bytes'; allowed: at most 1 MiB"),
@@ -334,6 +351,15 @@ def test_every_wrong_field_has_a_line_of_its_own() -> None:
         ["manifest:", "Job.spec.template.spec.initContainers[0].imagePullPolicy", "False;"],
         ["manifest:", "Job.spec.template.spec.restartPolicy", "False;"],
     ]
+
+
+def test_network_policy_is_held_against_its_schema() -> None:
+    text = manifest(k8s_job("job"))
+
+    with pytest.raises(
+        RecipeError, match=r"NetworkPolicy\.spec\.policyTypes\[0\] 'In'; allowed: 'Eg"
+    ):
+        check_manifest(text.replace("policyTypes: [Ingress]", "policyTypes: [In]"))
 
 
 def test_same_document_twice_is_refused() -> None:

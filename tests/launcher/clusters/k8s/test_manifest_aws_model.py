@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import copy
-import json
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.clusters.k8s.schema import FOLDER
 from tests.launcher.clusters.k8s.k8s_full import full_job
+from tests.launcher.clusters.k8s.published import AWS_PYTHON, ask_aws, of_aws, text_of
 from tests.launcher.k8s_job import at, documents, k8s_job
 from tests.launcher.shipped import RECIPES, shipped_job
 
-REPOSITORY = Path(__file__).parents[4]
-PYTHON = REPOSITORY / ".venv-aws/bin/python"
-JUDGE = Path(__file__).with_name("aws_judge.py")
-
 pytestmark = pytest.mark.skipif(
-    not PYTHON.exists(), reason=f"no {PYTHON}; scripts/install-aws-model.sh makes it"
+    not AWS_PYTHON.exists(), reason=f"no {AWS_PYTHON}; scripts/install-aws-model.sh makes it"
 )
 
 
@@ -46,20 +41,26 @@ def _misspelt(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def verdicts() -> dict[str, str | None]:
-    """One process judges everything: its import takes seconds."""
+def answer() -> dict[str, Any]:
+    """What one process says, whose import takes seconds: verdicts by name, and the schema."""
     jobs = {recipe: documents(shipped_job(recipe, "hyperpod"))["job"] for recipe in RECIPES}
     whole = documents(full_job("hyperpod"))["job"]
     jobs["full"] = _without(whole, *(path for path, _ in NOT_IN_THE_MODEL.values()))
     jobs["misspelt"] = _misspelt(jobs["full"])
     for name, (_, changes) in NOT_IN_THE_MODEL.items():
         jobs[name] = documents(k8s_job("hyperpod", changes))["job"]
-    done = subprocess.run(
-        [PYTHON, JUDGE], input=json.dumps([*jobs.values()]), capture_output=True, text=True,
-        timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return dict(zip(jobs, json.loads(done.stdout), strict=True))
+    found = ask_aws([*jobs.values()])
+    return {**found, "verdicts": dict(zip(jobs, found["verdicts"], strict=True))}
+
+
+@pytest.fixture(scope="module")
+def verdicts(answer: dict[str, Any]) -> dict[str, str | None]:
+    found: dict[str, str | None] = answer["verdicts"]
+    return found
+
+
+def test_shipped_schema_is_that_of_the_model(answer: dict[str, Any]) -> None:
+    assert (FOLDER / "hyperpod.json").read_text() == text_of(of_aws(answer["schema"]))
 
 
 @pytest.mark.parametrize("name", [*RECIPES, "full"])
