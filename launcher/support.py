@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from launcher import VERSION
+from launcher.clusters.k8s.security import security_note
 from launcher.clusters.k8s.start import run_path
 from launcher.clusters.token import token_secret_name
 from launcher.errors import OutsideError, RecipeError
@@ -40,6 +41,7 @@ def notes(job: Job, *, has_default_image: bool = True) -> list[str]:
     """
     idle = idle_note(job.training) if job.training else None
     told = [unmounted_inputs(job), awaited_secret(job), idle, shared_fate_note(job)]
+    told.append(security_note(job))
     if has_default_image:
         told.append(unpublished_image(job))
     return [*refusals(job), *(note for note in told if note)]

@@ -241,20 +241,39 @@ class Probes(Section):
     """A pod that fails it is not ready. null: none."""
 
 
+Capability = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
+
+
 class SecurityContext(Section):
-    """Rights of the container; nothing is given that nobody asks for and EFA does not need."""
+    """Rights of the pods. As they come, PodSecurity's level restricted admits them."""
 
     privileged: bool
-    """Whether the container has all rights on its node."""
+    """Whether the workers' container has all rights on its node."""
     run_as_user: Whole | None
-    """User id of the pod's processes; null takes the image's."""
+    """User id of the pod's processes; null takes the image's, which has to be a number other than 0
+    unless run_as_non_root is false."""
     run_as_group: Whole | None
     """Group id of the pod's processes; null takes the image's."""
     fs_group: Whole | None
-    """Group id that mounted volumes belong to; null changes no volume."""
-    capabilities: tuple[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], ...] | None
-    """Linux capabilities to add, such as IPC_LOCK for RDMA without a raised memlock limit; null is
-    IPC_LOCK for pods with EFA devices, and none for others."""
+    """Group id that mounted volumes belong to, and that may read the run's token; null changes no
+    volume."""
+    run_as_non_root: bool | None
+    """Whether a node refuses to start the pods as root; null is true unless run_as_user is 0."""
+    seccomp_profile: Literal["RuntimeDefault", "Unconfined"] | None
+    """System calls that the pods may make: those of the container runtime's profile, or all; null
+    is the node's default."""
+    allow_privilege_escalation: bool
+    """Whether a process may get more rights than its parent, as by sudo."""
+    dropped_capabilities: tuple[Capability, ...]
+    """Linux capabilities that no process has; [] leaves the container runtime's."""
+    capabilities: tuple[Capability, ...] | None
+    """Linux capabilities to add, which root alone gets; null is IPC_LOCK for pods with EFA devices
+    whose run_as_user is 0, and none for others."""
+    service_account_token: bool
+    """Whether the pods get the token of their service account; no process of ours asks the API."""
+    memory_limit_gib: Count | None
+    """GiB of memory, /dev/shm with them, at which the workers' container is killed; null sets no
+    limit: workers that grow take their node's memory, and its kubelet ends pods, others too."""
 
 
 class RestartPolicy(Section):

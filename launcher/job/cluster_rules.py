@@ -102,7 +102,7 @@ def k8s_rules(job: JobContent) -> Iterator[str]:
     else:
         yield from _hyperpod_job(job, cluster)
     yield from _reserved(job, cluster)
-    yield from _token_readers(cluster)
+    yield from _users(cluster)
     for toleration in cluster.tolerations:
         yield from _toleration(toleration)
     yield from _network_peers(cluster)
@@ -129,8 +129,13 @@ def _network_peers(cluster: K8sCluster) -> Iterator[str]:
             )
 
 
-def _token_readers(cluster: K8sCluster) -> Iterator[str]:
+def _users(cluster: K8sCluster) -> Iterator[str]:
     user = cluster.security.run_as_user
+    if user == 0 and cluster.security.run_as_non_root:
+        yield (
+            "cluster.security.run_as_user 0 with run_as_non_root true: no node starts such a pod; "
+            "allowed: another user, or run_as_non_root null"
+        )
     if user and cluster.security.fs_group is None:
         yield (
             f"cluster.security.run_as_user {user} needs cluster.security.fs_group, a group that "

@@ -23,8 +23,8 @@ def token_values(job: Job) -> dict[str, Any] | None:
     name = token_secret_name(job)
     if name is None:
         return None
-    # Kubernetes gives the file to root, and lets an fs_group read it.
-    return {"name": name, "mount_path": _SECRET_PATH, "mode": 0o400}
+    # Kubernetes gives the file to root and the fs_group.
+    return {"name": name, "mount_path": _SECRET_PATH, "mode": 0o440}
 
 
 def token_secret(job: Job, owner: Mapping[str, str]) -> dict[str, Any]:

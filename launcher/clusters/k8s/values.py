@@ -10,6 +10,12 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from launcher.clusters.k8s.security import (
+    daemon_security,
+    efa_devices,
+    pod_security,
+    workers_security,
+)
 from launcher.clusters.k8s.sidecar import (
     K8S_NAMESPACE,
     shm_size,
@@ -95,12 +101,9 @@ def manifest_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         "node_selector": _node_selector(job.instance, cluster),
         "tolerations": [_toleration(toleration) for toleration in cluster.tolerations],
         "probes": _probes(cluster),
-        "capabilities": _capabilities(cluster, has_efa=_EFA in limits),
-        "pod_security": _set(
-            runAsUser=cluster.security.run_as_user,
-            runAsGroup=cluster.security.run_as_group,
-            fsGroup=cluster.security.fs_group,
-        ),
+        "pod_security": pod_security(cluster),
+        "workers_security": workers_security(job, cluster),
+        "daemon_security": daemon_security(cluster),
         "run_policy": _run_policy(job, cluster),
         "restart_policy": _restart_policy(job, cluster),
         "elastic_policy": _elastic_policy(job),
@@ -198,7 +201,7 @@ def _port(cluster: K8sCluster) -> dict[str, Any]:
 
 
 def _resources(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (requests, limits): limits only where a limit has to equal the request."""
+    """Return (requests, limits): limits that have to equal the request, and memory_limit_gib."""
     asked, trainer, instance = job.resources, job.trainer, job.instance
     fixed = _set(
         **{
@@ -214,7 +217,8 @@ def _resources(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
         memory_gib = asked.shm_gib + num_processes * _WORKER_MEMORY_GIB
     num_cpus = asked.num_cpus or _share_of_cpus(trainer, instance)
     amounts = _set(cpu=num_cpus, memory=_quantity(memory_gib, "Gi"))
-    return amounts | fixed, fixed
+    limit = _set(memory=_quantity(job.k8s.security.memory_limit_gib, "Gi"))
+    return amounts | fixed, limit | fixed
 
 
 def _share_of_cpus(trainer: TrainerSettings, instance: Instance) -> int | None:
@@ -231,24 +235,6 @@ def _share_of_cpus(trainer: TrainerSettings, instance: Instance) -> int | None:
     )
     allocatable = math.floor(instance.num_vcpus - _RESERVED_CPUS - reserved)
     return max(1, allocatable * trainer.num_devices // instance.num_devices)
-
-
-def efa_devices(trainer: TrainerSettings, instance: Instance, num_nodes: int) -> int:
-    """Return the EFA devices for a pod: all of a whole instance, else the GPUs' share.
-
-    The share is rounded down, so that pods of one kind fit side by side; where
-    nodes have to talk, it is one device at least.
-    """
-    share = instance.num_efa * trainer.num_devices // instance.num_devices
-    return max(share, min(instance.num_efa, 1)) if num_nodes > 1 else share
-
-
-def _capabilities(cluster: K8sCluster, *, has_efa: bool) -> tuple[str, ...]:
-    """Return the capabilities to add; EFA's buffers have to stay in memory."""
-    security = cluster.security
-    if security.capabilities is not None:
-        return security.capabilities
-    return ("IPC_LOCK",) if has_efa and not security.privileged else ()
 
 
 def _node_selector(instance: Instance, cluster: K8sCluster) -> dict[str, str]:

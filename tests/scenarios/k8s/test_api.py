@@ -16,7 +16,7 @@ from launcher.errors import OutsideError
 from tests.launcher.clusters.k8s.k8s_full import full_job
 from tests.launcher.clusters.k8s.published import of_kubernetes, text_of
 from tests.launcher.golden import WHOLE
-from tests.launcher.k8s_job import KINDS, documents, k8s_job, manifest
+from tests.launcher.k8s_job import KINDS, documents, k8s_job, manifest, pod
 from tests.launcher.shipped import RECIPES, shipped_job
 from tests.scenarios.k8s.conftest import kubectl
 
@@ -25,6 +25,7 @@ JOBS = {
     **{f"{recipe}-{kind}": (shipped_job, recipe, kind) for recipe in WHOLE for kind in KINDS},
     **{f"full-{kind}": (full_job, kind) for kind in KINDS},
 }
+ENFORCE = "pod-security.kubernetes.io/enforce"
 PLURALS = {"job": "jobs.batch", "hyperpod": "hyperpodpytorchjobs"}
 
 
@@ -46,6 +47,28 @@ def test_shipped_schemas_are_those_of_a_server(kube_config: Path) -> None:
     found = of_kubernetes(lambda path: kubectl(kube_config, "get", "--raw", path).stdout)
 
     assert text_of(found) == (FOLDER / "kubernetes.json").read_text()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("recipe", WHOLE)
+def test_namespace_with_level_restricted_takes_the_pods(
+    kube_config: Path, recipe: str, kind: str
+) -> None:
+    label = {"pod-security.kubernetes.io/enforce": "restricted"}
+    namespace = {"kind": "Namespace", "metadata": {"name": "strict", "labels": label}}
+    kubectl(
+        kube_config, "apply", "--filename=-", text=json.dumps({"apiVersion": "v1", **namespace})
+    )
+    words = ("create", "--namespace=strict", "--dry-run=server", "--filename=-")
+    spec = pod(shipped_job(recipe, kind))["spec"]
+    found = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}
+
+    taken = kubectl(kube_config, *words, text=json.dumps(found))
+    spec["hostNetwork"] = True
+    refused = kubectl(kube_config, *words, text=json.dumps(found))
+
+    assert taken.returncode == 0, taken.stderr
+    assert 'violates PodSecurity "restricted:latest": host namespaces' in refused.stderr
 
 
 def test_server_tells_pods_of_which_job_they_are(kube_config: Path) -> None:

@@ -21,7 +21,14 @@ STEPS_BEFORE = 40
 RUN_S = 600.0
 """How long a run of so many steps may take on a machine that others use as well."""
 CLAIM = "results"
-CLAIMS = """
+NAMESPACE = "runs"
+OBJECTS = """
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: {namespace}
+  labels: {{pod-security.kubernetes.io/enforce: restricted}}
+---
 apiVersion: v1
 kind: PersistentVolume
 metadata: {{name: {claim}}}
@@ -30,11 +37,11 @@ spec:
   accessModes: [ReadWriteMany]
   storageClassName: ""
   hostPath: {{path: {folder}}}
-  claimRef: {{namespace: default, name: {claim}}}
+  claimRef: {{namespace: {namespace}, name: {claim}}}
 ---
 apiVersion: v1
 kind: PersistentVolumeClaim
-metadata: {{name: {claim}, namespace: default}}
+metadata: {{name: {claim}, namespace: {namespace}}}
 spec:
   accessModes: [ReadWriteMany]
   storageClassName: ""
@@ -62,10 +69,13 @@ class Pods:
         self._folder = folder
         self._claim = folder / "claim"
         self._claim.mkdir()
-        self.ask("apply", "--filename=-", text=CLAIMS.format(claim=CLAIM, folder=self._claim))
+        # Kubernetes gives a folder of the node to no fs_group.
+        self._claim.chmod(0o777)
+        own = {"claim": CLAIM, "folder": self._claim, "namespace": NAMESPACE}
+        self.ask("apply", "--filename=-", text=OBJECTS.format(**own))
 
-    def ask(self, *words: str, text: str | None = None) -> str:
-        done = kubectl(self._config, *words, text=text)
+    def ask(self, *words: str, text: str | None = None, namespace: str = NAMESPACE) -> str:
+        done = kubectl(self._config, f"--namespace={namespace}", *words, text=text)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -74,6 +84,7 @@ class Pods:
             "recipe=llama/llama3_tiny_checkpointless",
             "cluster=k8s",
             "cluster.image=localhost/host:1",
+            f"cluster.namespace={NAMESPACE}",
             f"cluster.volume_claims=[{{claim_name: {CLAIM}, mount_path: /results}}]",
             "cluster.run_path=/results",
             "trainer.num_nodes=2",
@@ -91,12 +102,13 @@ class Pods:
         return self.ask("get", "pods", f"--selector={JOB_LABEL}={run}", "--output=name").split()
 
     def knock(self, run: str) -> list[str]:
-        """Connect from a pod of no job, on n2, to daemon and agent on n1; returns the errors."""
+        """Connect from a pod of another namespace, on n2, to daemon and agent on n1."""
         first = "--field-selector=spec.nodeName=n1", "--output=jsonpath={.items[0].status.podIP}"
         address = self.ask("get", "pods", f"--selector={JOB_LABEL}={run}", *first)
         place = '--overrides={"spec": {"nodeName": "n2"}}'
         words = ("--command", "--", "python3", "-c", KNOCK, address)
-        return self.ask("run", "stranger", *STRANGER, place, *words).splitlines()
+        ends = self.ask("run", "stranger", *STRANGER, place, *words, namespace="default")
+        return ends.splitlines()
 
     def steps(self, run: str) -> list[int]:
         """Return the steps that were taken, without a last one before a fault, told again."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from launcher.clusters.k8s.manifest import render_k8s
-from launcher.clusters.k8s.values import efa_devices
+from launcher.clusters.k8s.security import efa_devices
 from launcher.errors import RecipeError
 from tests.launcher.k8s_job import KINDS, LARGE, TINY, at, documents, k8s_job, pod, pod_of
 from tests.launcher.shipped import TEMPLATES, shipped_job
@@ -70,12 +70,22 @@ POD_FIELDS = [
     ),
     ("security.privileged", True, "spec containers 0 securityContext", {"privileged": True}),
     (
-        "security.capabilities", ["IPC_LOCK"], "spec containers 0 securityContext",
-        {"capabilities": {"add": ["IPC_LOCK"]}},
+        "security.capabilities", ["KILL"], "spec containers 0 securityContext",
+        {"allowPrivilegeEscalation": False, "capabilities": {"add": ["KILL"], "drop": ["ALL"]}},
     ),
-    ("security.run_as_user", 0, "spec securityContext", {"runAsUser": 0}),
-    ("security.run_as_group", 7, "spec securityContext", {"runAsGroup": 7}),
-    ("security.fs_group", 8, "spec securityContext", {"fsGroup": 8}),
+    ("security.dropped_capabilities", ["KILL"], "spec containers 0 securityContext capabilities",
+     {"drop": ["KILL"]}),
+    ("security.allow_privilege_escalation", True, "spec containers 0 securityContext",
+     {"capabilities": {"drop": ["ALL"]}}),
+    ("security.run_as_user", 7, "spec securityContext runAsUser", 7),
+    ("security.run_as_user", 0, "spec securityContext runAsNonRoot", None),
+    ("security.run_as_user", None, "spec securityContext runAsNonRoot", True),
+    ("security.run_as_non_root", False, "spec securityContext runAsNonRoot", None),
+    ("security.run_as_group", 7, "spec securityContext runAsGroup", 7),
+    ("security.fs_group", 8, "spec securityContext fsGroup", 8),
+    ("security.seccomp_profile", None, "spec securityContext seccompProfile", None),
+    ("security.service_account_token", True, "spec automountServiceAccountToken", None),
+    ("security.memory_limit_gib", 8, "spec containers 0 resources limits", {"memory": "8Gi"}),
     *(
         (
             f"probes.{name}", {"command": ["cat", "/x"], "period_s": 5},

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from launcher.clusters.k8s.security import security_note
+from launcher.support import notes
 from tests.launcher.k8s_job import KINDS, LARGE, TINY, at, k8s_job, pod
-from tests.launcher.shipped import shipped_job
+from tests.launcher.shipped import RECIPES, shipped_job
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -39,21 +41,71 @@ def test_pod_on_an_instance_of_aws_has_its_devices_share_of_the_cpus(
     assert at(pod(job), "spec containers 0 resources requests cpu") == expected
 
 
+PATH = {"path": "/a", "mount_path": "/b"}
+ROOT = {"cluster.security.run_as_user": 0}
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        pytest.param({}, {"capabilities": {"add": ["IPC_LOCK"]}}, id="efa"),
-        pytest.param({"instance.num_efa": 0}, None, id="no-efa"),
-        pytest.param({"cluster.security.capabilities": []}, None, id="refused"),
-        pytest.param(
-            {"cluster.security.privileged": True}, {"privileged": True}, id="privileged-has-it"
-        ),
+        pytest.param({}, None, id="no-user-but-root-gets-it"),
+        pytest.param(ROOT, ["IPC_LOCK"], id="efa"),
+        pytest.param({**ROOT, "instance.num_efa": 0}, None, id="no-efa"),
+        pytest.param({**ROOT, "cluster.security.capabilities": []}, None, id="refused"),
+        pytest.param({**ROOT, "cluster.security.privileged": True}, None, id="privileged-has-it"),
     ],
 )
-def test_pod_with_efa_may_lock_memory(changes: dict[str, Any], expected: object) -> None:
+def test_pod_of_root_with_efa_may_lock_memory(changes: dict[str, Any], expected: object) -> None:
     spec = pod(k8s_job("job", changes, LARGE))["spec"]
 
-    assert at(spec, "containers 0 securityContext") == expected
+    assert at(spec, "containers 0 securityContext capabilities add") == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_pods_of_shipped_recipes_have_the_rights_of_level_restricted(
+    recipe: str, kind: str
+) -> None:
+    job = shipped_job(recipe, kind)
+    spec = pod(job)["spec"]
+
+    assert spec["automountServiceAccountToken"] is False
+    assert at(spec, "securityContext runAsUser") == at(spec, "securityContext fsGroup") == 1000
+    assert at(spec, "securityContext runAsNonRoot") is True
+    assert at(spec, "securityContext seccompProfile type") == "RuntimeDefault"
+    for container in [*spec["containers"], *spec.get("initContainers", ())]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
+    assert security_note(job) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "keys"),
+    [
+        pytest.param(
+            {"cluster.host_network": True, "cluster.host_paths": [PATH]},
+            "privileged", "cluster.host_network, cluster.host_paths", id="of-the-node",
+        ),
+        pytest.param(ROOT, "privileged", "the capability IPC_LOCK", id="root-with-efa"),
+        pytest.param(
+            {"cluster.security.privileged": True, "cluster.security.seccomp_profile": "Unconfined"},
+            "privileged", "cluster.security.privileged, cluster.security.seccomp_profile", id="all",
+        ),
+        pytest.param(
+            {**ROOT, "instance.num_efa": 0}, "baseline", "cluster.security.run_as_user", id="root"
+        ),
+    ],
+)  # fmt: skip
+def test_what_level_restricted_refuses_is_named(
+    changes: dict[str, Any], level: str, keys: str
+) -> None:
+    expected = (
+        f"the pods need a namespace with PodSecurity's level {level!r}, or without one, for {keys}"
+    )
+
+    assert expected in notes(k8s_job("job", changes, LARGE))
 
 
 @pytest.mark.parametrize(("recipe", "kind", "overrides"), [

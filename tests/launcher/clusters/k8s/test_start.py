@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.launcher.clusters.k8s.k8s_full import full_job
-from tests.launcher.k8s_job import KINDS, TINY, documents, k8s_job
+from tests.launcher.k8s_job import KINDS, LARGE, TINY, documents, k8s_job
 
 SHELLCHECK = Path(sys.executable).parent / "shellcheck"
 TIERED = "llama/llama3_tiny_tiered"
@@ -65,6 +65,17 @@ def test_further_nodes_of_an_elastic_run_are_told_that_they_are(
     (endpoints,) = (each for each in words if each.startswith("--rdzv-endpoint="))
     assert endpoints.count(":29500") == 4
     assert "--rdzv-id=llama3-tiny-elastic-1-2" in words
+
+
+@pytest.mark.parametrize(("recipe", "told"), [(LARGE, ["start.sh: a process of"]), (TINY, [])])
+def test_a_limit_of_locked_memory_is_said_where_efa_is_asked_for(
+    folder: Path, recipe: str, told: list[str]
+) -> None:
+    done = start(folder, "hyperpod", {"cluster.pre_script": "ulimit -l 64\n"}, recipe=recipe)
+
+    assert [line[:22] for line in done.stderr.splitlines()] == told
+    assert ("may lock 64 KiB of memory" in done.stderr) == bool(told)
+    assert "-m" in done.stdout.splitlines()
 
 
 OTHER = "llama3-tiny-pretrain-{}.llama3-tiny-pretrain:29500"

@@ -1,0 +1,117 @@
+"""What the pods may do on their nodes, and the level of PodSecurity that admits them. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.job import Job
+from launcher.job.cluster import K8sCluster, SecurityContext
+from launcher.job.workload import Instance, TrainerSettings
+
+_BASELINE = {
+    "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE",
+    "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
+}  # fmt: skip
+"""Capabilities that a container may add at the level `baseline`."""
+
+
+def efa_devices(trainer: TrainerSettings, instance: Instance, num_nodes: int) -> int:
+    """Return the EFA devices for a pod: all of a whole instance, else the GPUs' share.
+
+    The share is rounded down, so that pods of one kind fit side by side; where
+    nodes have to talk, it is one device at least.
+    """
+    share = instance.num_efa * trainer.num_devices // instance.num_devices
+    return max(share, min(instance.num_efa, 1)) if num_nodes > 1 else share
+
+
+def has_efa(job: Job) -> bool:
+    """Return whether the pods of a job ask for EFA devices."""
+    return efa_devices(job.trainer, job.instance, job.num_nodes_max) > 0
+
+
+def pod_security(cluster: K8sCluster) -> dict[str, Any]:
+    """Return the security context of a pod."""
+    own = cluster.security
+    fields = {
+        "runAsNonRoot": _is_not_root(own) or None,
+        "runAsUser": own.run_as_user,
+        "runAsGroup": own.run_as_group,
+        "fsGroup": own.fs_group,
+        # A claim of many files is not walked through at each start of a pod.
+        "fsGroupChangePolicy": None if own.fs_group is None else "OnRootMismatch",
+        "seccompProfile": {"type": own.seccomp_profile} if own.seccomp_profile else None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def daemon_security(cluster: K8sCluster) -> dict[str, Any]:
+    """Return the security context of a container that needs no rights of its own."""
+    dropped = cluster.security.dropped_capabilities
+    fields: dict[str, Any] = {"capabilities": {"drop": dropped}} if dropped else {}
+    return (
+        fields if _may_escalate(cluster.security) else {"allowPrivilegeEscalation": False, **fields}
+    )
+
+
+def workers_security(job: Job, cluster: K8sCluster) -> dict[str, Any]:
+    """Return the security context of the workers' container."""
+    if cluster.security.privileged:
+        # Such a container has every right, and Kubernetes refuses to withhold escalation from it.
+        added = cluster.security.capabilities
+        return {"privileged": True, **({"capabilities": {"add": added}} if added else {})}
+    fields = daemon_security(cluster)
+    if added := _added_capabilities(job, cluster):
+        fields["capabilities"] = {**fields.get("capabilities", {}), "add": added}
+    return fields
+
+
+def _added_capabilities(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
+    own = cluster.security
+    if own.capabilities is not None:
+        return own.capabilities
+    # EFA's buffers have to stay in memory. A user other than root never gets a capability.
+    return ("IPC_LOCK",) if own.run_as_user == 0 and has_efa(job) else ()
+
+
+def _is_not_root(own: SecurityContext) -> bool:
+    return own.run_as_user != 0 if own.run_as_non_root is None else own.run_as_non_root
+
+
+def _may_escalate(own: SecurityContext) -> bool:
+    return own.allow_privilege_escalation or own.privileged
+
+
+def security_note(job: Job) -> str | None:
+    """Say which level of PodSecurity the pods need, and for which keys; None at `restricted`."""
+    if not isinstance(job.cluster, K8sCluster):
+        return None
+    needed = _needs(job, job.cluster)
+    for level in ("privileged", "baseline"):
+        if keys := [key for each, key, has in needed if each == level and has]:
+            namespace = f"a namespace with PodSecurity's level {level!r}, or without one"
+            return f"the pods need {namespace}, for {', '.join(keys)}"
+    return None
+
+
+def _needs(job: Job, cluster: K8sCluster) -> tuple[tuple[str, str, object], ...]:
+    """Return levels, keys, and whether the key keeps the pods out of every stricter level."""
+    own, added = cluster.security, set(_added_capabilities(job, cluster))
+    beyond = sorted(added - _BASELINE)
+    return (
+        ("privileged", "cluster.host_network", cluster.host_network),
+        ("privileged", "cluster.host_paths", cluster.host_paths),
+        ("privileged", "cluster.security.privileged", own.privileged),
+        ("privileged", f"the capability {' and '.join(beyond)}", beyond),
+        ("privileged", "cluster.security.seccomp_profile", own.seccomp_profile == "Unconfined"),
+        ("baseline", "cluster.security.seccomp_profile", own.seccomp_profile is None),
+        ("baseline", "cluster.security.capabilities", added - {"NET_BIND_SERVICE"}),
+        (
+            "baseline",
+            "cluster.security.dropped_capabilities",
+            "ALL" not in own.dropped_capabilities,
+        ),
+        ("baseline", "cluster.security.allow_privilege_escalation", own.allow_privilege_escalation),
+        ("baseline", "cluster.security.run_as_user", own.run_as_user == 0),
+        ("baseline", "cluster.security.run_as_non_root", own.run_as_non_root is False),
+    )
