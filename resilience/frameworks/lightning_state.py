@@ -112,10 +112,10 @@ class FitProgress:
             "values": [plain.read_values(each, without=_OF_MODULES) for each in self._for_itself],
             "results": [_read_results(each) for each in self._results],
         }
-        return json.dumps(own, default=_write_tensor)
+        return json.dumps(plain.as_json(own))
 
     def _read_own(self, text: str) -> None:
-        own = json.loads(text, object_hook=_read_tensor)
+        own = json.loads(text, object_hook=plain.from_json)
         self._calls.lines[:] = own["lines"]
         for each, values in zip(self._for_itself, own["values"], strict=True):
             plain.write_values(each, values)
@@ -153,13 +153,3 @@ def _write_results(results: Any, found: Mapping[str, Any], trainer: Any) -> None
         plain.write_values(made, each["values"])
         if not made.is_tensor:
             made.value = trainer.lightning_module.get_submodule(meta.metric_attribute)
-
-
-def _write_tensor(tensor: Any) -> dict[str, Any]:
-    return {"tensor": tensor.tolist(), "dtype": str(tensor.dtype).removeprefix("torch.")}
-
-
-def _read_tensor(found: dict[str, Any]) -> Any:
-    if found.keys() == {"tensor", "dtype"}:
-        return torch.tensor(found["tensor"], dtype=getattr(torch, found["dtype"]))
-    return found

@@ -18,6 +18,7 @@ _ARRAY, _NUMBER, _DEQUE, _SET, _DICT = (
     f"\0{each}" for each in ("array", "number", "deque", "set", "dict")
 )
 """First parts of the tuples in which other kinds travel."""
+_IN_JSON = ("tensor", "tuple", "pairs")
 _DICTS: dict[str, type] = {"OrderedDict": OrderedDict, "Counter": Counter}
 _FACTORIES: dict[str, Any] = {each.__name__: each for each in (int, float, str, list, dict, set)}
 """Factories of a defaultdict's values, by name."""
@@ -124,6 +125,31 @@ def name_by_class(objects: Iterable[object]) -> dict[str, Any]:
         name = type(each).__name__
         found[f"{name}/{sum(key.startswith(f'{name}/') for key in found)}"] = each
     return found
+
+
+def as_json(value: Any) -> Any:
+    """Return values that `read_values` has returned as JSON has them: `from_json` is their hook.
+
+    JSON has neither tensors nor tuples, and its keys are text.
+    """
+    if isinstance(value, Tensor):
+        return {"tensor": value.tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
+    if isinstance(value, Mapping):
+        if all(type(key) is str and key not in _IN_JSON for key in value):
+            return {key: as_json(each) for key, each in value.items()}
+        return {"pairs": [[key, as_json(each)] for key, each in value.items()]}
+    if isinstance(value, tuple):
+        return {"tuple": [as_json(each) for each in value]}
+    return [as_json(each) for each in value] if isinstance(value, list) else value
+
+
+def from_json(found: dict[str, Any]) -> Any:
+    """Return the value of a JSON object that `as_json` has written."""
+    if "tensor" in found:
+        return torch.tensor(found["tensor"], dtype=getattr(torch, found["dtype"]))
+    if "tuple" in found:
+        return tuple(found["tuple"])
+    return dict(found["pairs"]) if "pairs" in found else found
 
 
 def is_plain(value: Any, depth: int = _DEPTH) -> bool:

@@ -1,14 +1,23 @@
 from __future__ import annotations
 
 import io
+import json
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
-from resilience.frameworks.plain_values import KeptValues, read_values, write_values
+from resilience.frameworks.plain_values import (
+    KeptValues,
+    as_json,
+    from_json,
+    read_values,
+    write_values,
+)
 
 
 def send(values: dict[str, Any]) -> dict[str, Any]:
@@ -18,6 +27,11 @@ def send(values: dict[str, Any]) -> dict[str, Any]:
     buffer.seek(0)
     found: dict[str, Any] = torch.load(buffer, weights_only=True)
     return found
+
+
+def send_text(values: dict[str, Any]) -> Any:
+    """Return what another process gets where they travel as text."""
+    return json.loads(json.dumps(as_json(values)), object_hook=from_json)
 
 
 def test_attributes_of_a_step_that_is_run_again_are_themselves_with_what_they_had() -> None:
@@ -81,7 +95,8 @@ def test_process_that_joins_takes_what_has_ever_changed_and_keeps_its_own() -> N
     assert taking.read_changed()["changed"] == ["counter", "warm"]
 
 
-def test_kinds_come_back_from_plain_values() -> None:
+@pytest.mark.parametrize("send", [send, send_text])
+def test_kinds_come_back_from_plain_values(send: Callable[[dict[str, Any]], Any]) -> None:
     values = {
         "steps": np.arange(3, dtype=np.int16)[::2],
         "mean": np.float32(0.5),
@@ -91,6 +106,7 @@ def test_kinds_come_back_from_plain_values() -> None:
         "sums": [defaultdict(float, loss=1.0)],
         "counts": (Counter(a=2), OrderedDict(b=1)),
         "nan": float("nan"),
+        "places": {1: (0.1, None), None: {"tensor": "text"}, "pairs": {}},
     }
     found = send(read_values(SimpleNamespace(**values)))
     taken = SimpleNamespace()
@@ -107,6 +123,7 @@ def test_kinds_come_back_from_plain_values() -> None:
         [Counter, OrderedDict],
     )
     assert taken.nan != taken.nan
+    assert taken.places == values["places"]
 
 
 def test_mapping_stays_the_object_that_it_is() -> None:
