@@ -220,3 +220,25 @@ def test_two_nodes_end_with_the_bits_of_one_without_faults(
     assert ["faulted" in node.seen for node in nodes] == [False, False]
     assert [node.end() for node in nodes] == [0, 0]
     nodes[0].run.assert_same(undisturbed(2, 6))
+
+
+def test_a_spare_takes_the_place_of_a_lost_node(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """The operator has started it as one, and need not do anything for it."""
+    hosts = (*HOSTS, "127.0.0.3")
+    run, (port,) = Run(folder=tmp_path, port=0), free_ports(1)
+    nodes = [Node(run=run, name=f"n{rank}", host=host) for rank, host in enumerate(hosts)]
+    for node in nodes:
+        node.begin(
+            variables={**plan(fault("wait", "forward", 1, 3), STEPS=6), "NOTE": str(run.note)}
+        )
+    for rank, node in enumerate(nodes):
+        more = {"nnodes": 2, "master_port": port, "spare": rank == 2}
+        node.command("/start", start_body(rank, hosts, **more))
+
+    run.wait_for_note()
+    run.kill("n1")
+    ends = [node.wait("completed", "faulted") for node in (nodes[0], nodes[2])]
+
+    assert [each["status"] for each in ends] == ["completed", "completed"], run.show()
+    assert [node.end() for node in (nodes[0], nodes[2])] == [0, 0]
+    run.assert_same(undisturbed(2, 6))
