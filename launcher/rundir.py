@@ -181,7 +181,8 @@ def _rendered_before(folder: Path) -> set[str]:
         manifests = {"manifest.yaml"}
         if elastic := content["resilience"]["elastic"]:
             num_nodes = max(num_nodes, elastic["nodes_max"])
-            manifests |= {"growth.yaml"} if content["cluster"].get("job_kind") == "job" else set()
+            is_hyperpod = content["cluster"].get("job_kind") == "hyperpod"
+            manifests |= set() if is_hyperpod else {"growth.yaml"}
         if recovery := content["resilience"]["checkpointless"]:
             num_nodes += recovery["standby_nodes"]
         numbers = {each.name: each.stem[5:] for each in folder.glob("node-*.sh")}

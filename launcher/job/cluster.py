@@ -352,9 +352,9 @@ class K8sCluster(_Encrypted):
 
     kind: Literal["k8s"]
     """k8s: the job runs on a Kubernetes cluster."""
-    job_kind: Literal["hyperpod", "job"]
+    job_kind: Literal["hyperpod", "job", "trainjob"]
     """hyperpod renders a HyperPodPyTorchJob for HyperPod's training operator; job renders an
-    Indexed Job for any cluster."""
+    Indexed Job for any cluster; trainjob renders a TrainJob for Kubeflow's Trainer."""
     namespace: DnsLabel
     """Namespace of everything in the manifest."""
     image: Image
@@ -431,6 +431,11 @@ class K8sCluster(_Encrypted):
     rdzv_port: Port | None
     """Port at which the agent of each pod of a plain Job is found by the others; null is 29500.
     HyperPod's operator names the port."""
+
+    @property
+    def has_indexed_pods(self) -> bool:
+        """Return whether the pods are an Indexed Job's, whose names follow from their index."""
+        return self.job_kind != "hyperpod"
 
     def mount_paths(self, *, is_writable: bool = False) -> list[str]:
         """Return where volumes are mounted, or those alone that pods may write to."""

@@ -16,6 +16,8 @@ from launcher.job.recovery_rules import one_node_rules
 
 REPLICA_NAME = "pods"
 """HyperPod's operator names pods <job>-<this>-<index>."""
+REPLICATED_JOB = "node"
+"""JobSet names the Job of a TrainJob <job>-<this>-0; Trainer knows pods of this name as nodes."""
 
 
 def variable_keys(job: JobContent) -> list[str]:
@@ -88,17 +90,9 @@ def k8s_rules(job: JobContent) -> Iterator[str]:
     """Yield what a job on Kubernetes may not ask for."""
     if not isinstance(cluster := job.cluster, K8sCluster):
         return
-    last = num_pods(job, cluster) - 1
-    longest, what = pod_name(job, cluster, last), "pod"
-    if last >= num_base_pods(job, cluster):
-        longest, what = growth_name(job.name, last), "Job"
-    if len(longest) > 63:
-        yield (
-            f"run.name {job.name!r} is too long: the {what} {longest!r} has {len(longest)} "
-            "characters; allowed: 63"
-        )
-    if cluster.job_kind == "job":
-        yield from _plain_job(job, cluster)
+    yield from _names(job, cluster)
+    if cluster.has_indexed_pods:
+        yield from _indexed_job(job, cluster)
     else:
         yield from _hyperpod_job(job, cluster)
     yield from _reserved(job, cluster)
@@ -118,6 +112,21 @@ def k8s_rules(job: JobContent) -> Iterator[str]:
         yield f"cluster.volume_claims and cluster.host_paths mount {path!r} twice"
     for rule in cluster.run_policy.log_monitoring:
         yield from _log_rule(rule)
+
+
+def _names(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
+    last = num_pods(job, cluster) - 1
+    longest, what = pod_name(job, cluster, last), "pod"
+    if cluster.job_kind == "trainjob":
+        # JobSet wants room for what Kubernetes puts behind a pod's host name.
+        longest += "-xxxxx"
+    elif last >= num_base_pods(job, cluster):
+        longest, what = growth_name(job.name, last), "Job"
+    if len(longest) > 63:
+        yield (
+            f"run.name {job.name!r} is too long: the {what} {longest!r} has {len(longest)} "
+            "characters; allowed: 63"
+        )
 
 
 def _network_peers(cluster: K8sCluster) -> Iterator[str]:
@@ -145,8 +154,11 @@ def _users(cluster: K8sCluster) -> Iterator[str]:
 
 def num_pods(job: JobContent, cluster: K8sCluster) -> int:
     """Return how many pods a job has at most; some may wait without a rank."""
-    is_plain = cluster.job_kind == "job"
-    return job.num_nodes_max if is_plain else job.trainer.num_nodes + cluster.num_spares
+    return (
+        job.num_nodes_max
+        if cluster.has_indexed_pods
+        else job.trainer.num_nodes + cluster.num_spares
+    )
 
 
 def num_base_pods(job: JobContent, cluster: K8sCluster) -> int:
@@ -155,7 +167,7 @@ def num_base_pods(job: JobContent, cluster: K8sCluster) -> int:
     An elastic run never goes on with fewer nodes.
     """
     elastic = job.resilience.elastic
-    if cluster.job_kind == "hyperpod":
+    if not cluster.has_indexed_pods:
         return num_pods(job, cluster)
     return elastic.nodes_min if elastic else job.num_nodes_started
 
@@ -165,13 +177,18 @@ def growth_name(name: str, index: int) -> str:
     return f"{name}-g{index}"
 
 
+def pods_name(job: JobContent, cluster: K8sCluster) -> str:
+    """Return what the names of all pods begin with; that of the Job which indexes them, if any."""
+    group = {"hyperpod": f"-{REPLICA_NAME}", "trainjob": f"-{REPLICATED_JOB}-0"}
+    return f"{job.name}{group.get(cluster.job_kind, '')}"
+
+
 def pod_name(job: JobContent, cluster: K8sCluster, index: int) -> str:
     """Return the name of a pod."""
-    group = "" if cluster.job_kind == "job" else f"{REPLICA_NAME}-"
-    return f"{job.name}-{group}{index}"
+    return f"{pods_name(job, cluster)}-{index}"
 
 
-def _plain_job(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
+def _indexed_job(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
     policy = cluster.run_policy
     hyperpod_only = {
         "num_spares": cluster.num_spares or None,
@@ -187,6 +204,14 @@ def _plain_job(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
         yield (
             f"run.name {job.name!r} begins with a digit, and a plain Job's Service may not; "
             "begin it with a letter"
+        )
+    is_queued, tiered = cluster.job_kind == "trainjob" and cluster.queue, job.resilience.tiered
+    if is_queued and not (tiered and tiered.store):
+        field = "resilience.tiered.store" if tiered else "resilience.tiered"
+        yield (
+            f"cluster.queue {cluster.queue!r} needs {field} with cluster.job_kind 'trainjob': "
+            "Kueue may delete all pods, with what their memory holds, and make them again; "
+            "allowed: resilience/tiered=run_folder, folder, s3 or store"
         )
 
 

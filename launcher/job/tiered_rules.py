@@ -119,7 +119,7 @@ def _copies(job: JobContent, ram: RamTier) -> Iterator[str]:
 
 
 def _ports(job: JobContent, settings: TieredSettings) -> Iterator[str]:
-    is_pod = isinstance(job.cluster, K8sCluster) and job.cluster.job_kind == "job"
+    is_pod = isinstance(job.cluster, K8sCluster) and job.cluster.has_indexed_pods
     peer, agent = (PEER_PORT, RENDEZVOUS_PORT) if is_pod else (None, None)
     ports = {
         f"{_WHERE}.peer_port": settings.peer_port or peer,

@@ -7,10 +7,11 @@ from typing import Any
 
 from launcher.clusters.k8s.check import read_documents
 from launcher.clusters.k8s.manifest import MANIFEST, render_k8s
+from launcher.clusters.k8s.objects import JOBS
 from launcher.job import Job
 from tests.launcher.shipped import TEMPLATES, changed_job, shipped_job, untiered_job
 
-KINDS = ("hyperpod", "job")
+KINDS = ("hyperpod", "job", "trainjob")
 TINY = "llama/llama3_tiny_pretrain"
 LARGE = "llama/llama3_70b_pretrain"
 
@@ -28,17 +29,21 @@ def manifest(job: Job) -> str:
 def documents(job: Job) -> dict[str, Any]:
     """Return the documents of a job's manifest by kind, the job itself as `job` too."""
     found = {document["kind"]: document for document in read_documents(manifest(job))}
-    return {**found, "job": found.get("Job") or found["HyperPodPyTorchJob"]}
+    (job,) = (each for kind, each in found.items() if kind in JOBS)
+    # What the pods are made of: the job, or the runtime of a TrainJob.
+    return {**found, "job": job, "pods": found.get("TrainingRuntime", job)}
 
 
 def pod(job: Job) -> dict[str, Any]:
     """Return the pod template of a job's manifest."""
-    return pod_of(documents(job)["job"])
+    return pod_of(documents(job)["pods"])
 
 
 def pod_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the pod template of a job as it is in a manifest."""
     spec = document["spec"]
+    if document["kind"] == "TrainingRuntime":
+        spec = spec["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]
     return spec.get("template") or spec["replicaSpecs"][0]["template"]
 
 

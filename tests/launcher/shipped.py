@@ -20,6 +20,7 @@ CLUSTERS = {
     "slurm": ("cluster=slurm",),
     "hyperpod": ("cluster=k8s", "cluster.job_kind=hyperpod"),
     "job": ("cluster=k8s", "cluster.job_kind=job"),
+    "trainjob": ("cluster=k8s", "cluster.job_kind=trainjob"),
 }
 TRAINED = tuple(name for name in RECIPES if not name.startswith("script/"))
 """Those that a trainer of ours trains."""

@@ -195,7 +195,7 @@ def _is_refused(job: Job) -> bool:
 
 
 def job_has_image(cluster: str) -> bool:
-    return cluster in {"hyperpod", "job"}
+    return cluster in {"hyperpod", "job", "trainjob"}
 
 
 FOLDER = (

@@ -15,11 +15,15 @@ import yaml
 from launcher.clusters.k8s.forms import problem
 from launcher.clusters.k8s.schema import definitions_of_kinds, schema_problems
 from launcher.errors import RecipeError
+from launcher.job.cluster_rules import REPLICATED_JOB
 
 _Document = dict[str, Any]
 
 KUBERNETES_JOB = "batch/v1 Job"
 HYPERPOD_JOB = "sagemaker.amazonaws.com/v1 HyperPodPyTorchJob"
+TRAIN_JOB = "trainer.kubeflow.org/v1alpha1 TrainJob"
+TRAINING_RUNTIME = "trainer.kubeflow.org/v1alpha1 TrainingRuntime"
+_JOBS = (KUBERNETES_JOB, HYPERPOD_JOB, TRAIN_JOB)
 
 _METADATA = {"$ref": "ObjectMeta", "required": ["name"]}
 _INSTANCE_LABEL = "node.kubernetes.io/instance-type"
@@ -48,9 +52,23 @@ def check_jobs(text: str) -> None:
 
 
 def read_job(text: str) -> _Document:
-    """Return the plain Job of a manifest that was checked."""
-    (found,) = (each for each in read_documents(text) if _kind(each) == KUBERNETES_JOB)
-    return found
+    """Return the Indexed Job of a manifest that was checked."""
+    return indexed_job(read_documents(text))
+
+
+def indexed_job(documents: Sequence[_Document]) -> _Document:
+    """Return the Indexed Job among documents, or the one that JobSet makes of a TrainJob.
+
+    Raises KeyError where there is none.
+    """
+    found = {_kind(document): document for document in documents}
+    if plain := found.get(KUBERNETES_JOB):
+        return plain
+    metadata = found[TRAIN_JOB]["metadata"]
+    parts = found[TRAINING_RUNTIME]["spec"]["template"]["spec"]["replicatedJobs"]
+    spec = {each["name"]: each for each in parts}[REPLICATED_JOB]["template"]["spec"]
+    own = {**metadata, "name": f"{metadata['name']}-{REPLICATED_JOB}-0"}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": own, "spec": spec}
 
 
 def read_documents(text: str) -> list[_Document]:
@@ -112,14 +130,17 @@ def _document_problems(document: _Document) -> Iterator[str]:
 
 
 def _joint_problems(documents: Sequence[_Document]) -> Iterator[str]:
-    jobs = [document for document in documents if _kind(document) in {KUBERNETES_JOB, HYPERPOD_JOB}]
+    jobs = [document for document in documents if _kind(document) in _JOBS]
     if len(jobs) != 1:
         names = [_name(document) for document in jobs]
-        yield problem("the jobs", names, f"allowed: one {KUBERNETES_JOB} or {HYPERPOD_JOB}")
+        yield problem("the jobs", names, f"allowed: one {', '.join(_JOBS[:-1])} or {_JOBS[-1]}")
         return
     yield from _repeated(documents)
     yield from _namespaces(documents)
-    template, where = _pod_template(jobs[0])
+    if problems := [*_runtime(documents, jobs[0])]:
+        yield from problems
+        return
+    template, where = _pod_template(documents, jobs[0])
     yield from _service(documents, template, where)
     yield from _config_maps(documents, template, where)
     yield from _instance(documents, template, where)
@@ -141,11 +162,26 @@ def _namespaces(documents: Sequence[_Document]) -> Iterator[str]:
         yield problem("the namespaces", sorted(names), "allowed: the same for every document")
 
 
-def _pod_template(job: _Document) -> tuple[_Document, str]:
-    if _kind(job) == KUBERNETES_JOB:
-        return job["spec"]["template"], "Job.spec.template"
-    path = "HyperPodPyTorchJob.spec.replicaSpecs[0].template"
-    return job["spec"]["replicaSpecs"][0]["template"], path
+def _runtime(documents: Sequence[_Document], job: _Document) -> Iterator[str]:
+    """Hold a TrainJob against the runtime that it names, whose pods are the run's."""
+    if _kind(job) != TRAIN_JOB:
+        return
+    names = [_["metadata"]["name"] for _ in documents if _kind(_) == TRAINING_RUNTIME]
+    if names != [name := job["spec"]["runtimeRef"]["name"]]:
+        allowed = f"allowed: the manifest's one {TRAINING_RUNTIME}: {', '.join(names) or 'none'}"
+        yield problem("TrainJob.spec.runtimeRef.name", name, allowed)
+        return
+    try:
+        indexed_job(documents)
+    except KeyError:
+        yield f"TrainingRuntime has no replicated job {REPLICATED_JOB!r}, whose pods are the run's"
+
+
+def _pod_template(documents: Sequence[_Document], job: _Document) -> tuple[_Document, str]:
+    if _kind(job) == HYPERPOD_JOB:
+        path = "HyperPodPyTorchJob.spec.replicaSpecs[0].template"
+        return job["spec"]["replicaSpecs"][0]["template"], path
+    return indexed_job(documents)["spec"]["template"], "Job.spec.template"
 
 
 def _service(documents: Sequence[_Document], template: _Document, where: str) -> Iterator[str]:
@@ -156,6 +192,8 @@ def _service(documents: Sequence[_Document], template: _Document, where: str) ->
         for document in documents
         if document["kind"] == "Service" and document["spec"].get("clusterIP") == "None"
     ]
+    # JobSet makes one of its own name.
+    services += [_["metadata"]["name"] for _ in documents if _kind(_) == TRAIN_JOB]
     if subdomain is not None and subdomain not in services:
         allowed = f"allowed: a headless Service of the manifest: {', '.join(services) or 'none'}"
         yield problem(f"{where}.spec.subdomain", subdomain, allowed)

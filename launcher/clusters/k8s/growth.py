@@ -91,12 +91,12 @@ def growth_job(
     is its own, None the one of the run's Job; `limit_s` is how long it may be active, where that is
     limited.
     """
-    name = base["metadata"]["name"]
-    found = copy.deepcopy(dict(base))
-    labels = {JOB_LABEL: name, NODE_LABEL: str(index)}
+    name, found = base["metadata"]["name"], copy.deepcopy(dict(base))
+    run = base["spec"]["template"]["metadata"]["labels"][JOB_LABEL]
+    labels = {JOB_LABEL: run, NODE_LABEL: str(index)}
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": owner_uid}
     _label(found["metadata"], labels)
-    found["metadata"] |= {"name": growth_name(name, index), "ownerReferences": [owner]}
+    found["metadata"] |= {"name": growth_name(run, index), "ownerReferences": [owner]}
     spec = found["spec"]
     for field in ("completionMode", "maxFailedIndexes"):
         spec.pop(field, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,13 @@ from launcher.clusters.k8s.objects import Found, read_found, removal
 from launcher.clusters.submission import run_program
 from launcher.errors import OutsideError
 from launcher.job import Job
+from launcher.job.cluster_rules import pods_name
+
+_RESOURCES = {
+    "job": "jobs.batch",
+    "hyperpod": "hyperpodpytorchjobs.sagemaker.amazonaws.com",
+    "trainjob": "trainjobs.trainer.kubeflow.org",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,24 @@ class Kubectl:
         """Create an object, or those of a List."""
         # By standard input: arguments and files may be read by others.
         return self.ask("create", "--filename=-", "--output=json", text=json.dumps(found))
+
+    @property
+    def job_names(self) -> tuple[str, ...]:
+        """Return the names of the run's job and of what controllers make of it; its Job is last."""
+        cluster, name = self.job.k8s, self.job.name
+        first = f"{_RESOURCES[cluster.job_kind]}/{name}"
+        if cluster.job_kind != "trainjob":
+            return (first,)
+        inner = f"jobs.batch/{pods_name(self.job, cluster)}"
+        return (first, f"jobsets.jobset.x-k8s.io/{name}", inner)
+
+    def give(self, found: Found, owner: Mapping[str, str]) -> None:
+        """Have this very object go with its owner."""
+        metadata = found["metadata"]
+        change = {"metadata": {"uid": metadata["uid"], "ownerReferences": [dict(owner)]}}
+        kind = f"{found['kind'].lower()}s.{found['apiVersion'].partition('/')[0]}"
+        words = (f"{kind}/{metadata['name']}", "--type=merge", f"--patch={json.dumps(change)}")
+        self.ask("patch", *words)
 
     def remove(self, found: Found) -> None:
         """Ask for an object's removal; one that is gone, or whose name another has, is no error."""

@@ -75,7 +75,7 @@ def _render_growth(
     base, own_class = read_job(manifest), job.k8s.growth_priority_class
     jobs = [growth_job(base, each, OWNER_UID, priority_class=own_class) for each in further]
     texts = [yaml.safe_dump(each, sort_keys=False, width=_YAML_WIDTH) for each in jobs]
-    own = {"growth_jobs": texts, "owner_uid": OWNER_UID}
+    own = {"growth_jobs": texts, "owner_uid": OWNER_UID, "base": base["metadata"]["name"]}
     text = fill_template(templates, "k8s/growth.yaml.j2", {**values, **own})
     check_jobs(text)
     return {GROWTH: text}

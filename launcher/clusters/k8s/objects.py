@@ -23,8 +23,10 @@ FAILED = {"Failed"}
 _MANAGED_BY = "app.kubernetes.io/managed-by"
 _TOLD = (SUBMITTED_BY, _MANAGED_BY, "training-recipes/recipe")
 """Labels and annotations that say whose an object is."""
-JOBS = {"Job", "HyperPodPyTorchJob"}
+JOBS = {"Job", "HyperPodPyTorchJob", "TrainJob"}
 """Kinds that a run is one of."""
+RUNTIME = "TrainingRuntime"
+"""Kind of what a TrainJob's pods are made of."""
 
 
 def read_found(text: str) -> list[dict[str, Any]]:
@@ -45,6 +47,33 @@ def uids_of(found: Found) -> set[str]:
     metadata = found["metadata"]
     owners = metadata.get("ownerReferences") or ()
     return {str(metadata.get("uid")), *(owner["uid"] for owner in owners)}
+
+
+def owner_of(found: Found) -> dict[str, str]:
+    """Return what objects name that go with this one."""
+    named = found["metadata"]
+    own = {"name": str(named["name"]), "uid": str(named["uid"])}
+    return {"apiVersion": str(found["apiVersion"]), "kind": str(found["kind"]), **own}
+
+
+def belonging(found: Sequence[dict[str, Any]], uid: str) -> list[dict[str, Any]]:
+    """Return the object of a uid, and what belongs to it or to what does; owners stand before."""
+    uids, own = {uid}, []
+    for each in found:
+        if uids_of(each) & uids:
+            uids.add(str(each["metadata"]["uid"]))
+            own.append(each)
+    return own
+
+
+def is_controlled(found: Found) -> bool:
+    """Return whether a controller has made an object, and makes it anew."""
+    return any(each.get("controller") for each in found["metadata"].get("ownerReferences") or ())
+
+
+def list_of(items: Sequence[Found]) -> dict[str, Any]:
+    """Return some objects as one."""
+    return {"apiVersion": "v1", "kind": "List", "items": items}
 
 
 def true_conditions(found: Found) -> dict[str, Found]:
@@ -83,7 +112,7 @@ def _may_go(found: Found, own: str) -> bool:
     metadata, has_ended = found["metadata"], (SUCCEEDED | FAILED) & true_conditions(found).keys()
     is_own = (metadata.get("annotations") or {}).get(SUBMITTED_BY) == own
     is_ours = (metadata.get("labels") or {}).get(_MANAGED_BY) == "training-recipes"
-    return found["kind"] in JOBS and is_ours and bool(has_ended or is_own)
+    return found["kind"] in {*JOBS, RUNTIME} and is_ours and bool(has_ended or is_own)
 
 
 def _description(found: Found, now: float) -> str:
@@ -107,12 +136,14 @@ def _description(found: Found, now: float) -> str:
 def removal(found: Found) -> tuple[tuple[str, ...], str]:
     """Return kubectl's words that remove an object of this uid alone, and their input.
 
-    What belongs to the object goes before it does.
+    What belongs to the object goes before it does. Of a TrainJob it goes after: Trainer lets nobody
+    change one whose runtime is gone, not even to take off the finalizer that waits for the rest.
     """
     metadata, version = found["metadata"], found["apiVersion"]
     root = "api/v1" if version == "v1" else f"apis/{version}"
     kind = f"{found['kind'].lower()}s"
     path = f"/{root}/namespaces/{metadata['namespace']}/{kind}/{metadata['name']}"
-    own = {"propagationPolicy": "Foreground", "preconditions": {"uid": metadata["uid"]}}
+    policy = "Background" if found["kind"] == "TrainJob" else "Foreground"
+    own = {"propagationPolicy": policy, "preconditions": {"uid": metadata["uid"]}}
     options = json.dumps({"apiVersion": "v1", "kind": "DeleteOptions", **own})
     return ("delete", f"--raw={path}", "--filename=-"), options

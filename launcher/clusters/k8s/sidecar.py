@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from launcher.clusters.k8s.start import CONFIG_PATH, K8S_NODE, peer_port, run_path
+from launcher.clusters.k8s.start import CONFIG_PATH, K8S_NODE, node_name, peer_port, run_path
 from launcher.clusters.k8s.token import token_path
 from launcher.clusters.memoryd import memoryd_config
 from launcher.job import Job
@@ -46,13 +46,13 @@ def sidecar_config(job: Job) -> MemorydConfig | None:
     """Return what the daemon is told, None without one."""
     drain_s = _DRAIN_S if job.memoryd and job.memoryd.store else None
     # Under HyperPod's operator peers are known once the agent is started, which starts the daemon.
-    return memoryd_config(job, drain_s=drain_s, is_external=job.k8s.job_kind == "job")
+    return memoryd_config(job, drain_s=drain_s, is_external=job.k8s.has_indexed_pods)
 
 
 def sidecar_files(job: Job, cluster: K8sCluster) -> dict[str, Any]:
     """Return the daemon's command for its script, and where the others' are, by file name."""
     settings = job.memoryd
-    if settings is None or cluster.job_kind == "hyperpod":
+    if settings is None or not cluster.has_indexed_pods:
         return {}
     names = [pod_name(job, cluster, index) for index in range(num_pods(job, cluster))]
     peers = [f"{name}={name}.{job.name}:{peer_port(settings)}\n" for name in names]
@@ -65,7 +65,7 @@ def sidecar_files(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         f"--run-dir={shlex.quote(run_path(job, cluster))}",
         '--token-file="$MEMORYD_TOKEN_FILE"',
         *(("--tls",) if cluster.tls else ()),
-        f'--node={job.name}-"$JOB_COMPLETION_INDEX"',
+        f"--node={node_name(job, cluster)}",
         f'--domain="${K8S_NODE}"',
     ]
     if job.num_nodes_max > 1:

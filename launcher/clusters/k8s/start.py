@@ -13,7 +13,7 @@ from launcher.clusters.agent import agent_command
 from launcher.clusters.k8s.token import token_path
 from launcher.job import Job
 from launcher.job.cluster import RENDEZVOUS_PORT, K8sCluster
-from launcher.job.cluster_rules import num_base_pods
+from launcher.job.cluster_rules import num_base_pods, pods_name
 from launcher.job.tiered_rules import PEER_PORT
 from launcher.rundir import JOB_FILE, NODE_FILE
 from resilience.settings import TieredSettings
@@ -45,6 +45,11 @@ def run_path(job: Job, cluster: K8sCluster) -> str:
     return f"{cluster.run_path}/{job.name}"
 
 
+def node_name(job: Job, cluster: K8sCluster) -> str:
+    """Return the pod's host name as a shell word, unless it shares the node's."""
+    return f'{shlex.quote(pods_name(job, cluster))}-"$JOB_COMPLETION_INDEX"'
+
+
 def start_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
     """Return what the template of start.sh is filled with."""
     return {
@@ -54,13 +59,13 @@ def start_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         "has_pre_script": cluster.pre_script is not None,
         "rendezvous_port": rendezvous_port(cluster),
         "num_base_pods": num_base_pods(job, cluster),
+        "pods_name": pods_name(job, cluster),
         "command": _command(job, cluster),
     }
 
 
 def _command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
-    # The pod's host name, unless it shares the node's.
-    node = f'{shlex.quote(job.name)}-"$JOB_COMPLETION_INDEX"'
+    node = node_name(job, cluster)
     run, endpoint = f'{shlex.quote(job.name)}-"${JOB_UID}"', '"$rdzv_endpoint"'
     options, daemon = _node_options(job), tuple[str, ...]()
     if cluster.job_kind == "hyperpod":

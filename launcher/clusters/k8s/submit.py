@@ -8,9 +8,10 @@ import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from launcher.clusters.k8s import objects
-from launcher.clusters.k8s.check import read_documents, read_job
+from launcher.clusters.k8s.check import indexed_job, read_documents, read_job
 from launcher.clusters.k8s.growth import NODE_LABEL, growth_job, growth_range
 from launcher.clusters.k8s.kubectl import Kubectl
 from launcher.clusters.k8s.manifest import GROWTH, MANIFEST
@@ -23,7 +24,6 @@ from launcher.errors import OutsideError
 from launcher.job import Job
 from resilience.plain_files import read_plain_text
 
-_RESOURCES = {"job": "jobs.batch", "hyperpod": "hyperpodpytorchjobs.sagemaker.amazonaws.com"}
 _SIDECAR = "restartPolicy of an init container"
 SINCE = {"podFailurePolicy": 26, "backoffLimitPerIndex": 29, _SIDECAR: 29}
 """Fields of plain Jobs, and the N from which Kubernetes 1.N has each by default."""
@@ -34,6 +34,8 @@ _WITHOUT_POLICY = "nothing was created; cluster.network_policy=false leaves the 
 
 _OLD_SECRET_S = 30.0
 """How long the Secret of an earlier job of this name may take to go with it."""
+_JOBSET_S = 30.0
+"""How long the controllers may take to make the Job of a TrainJob."""
 _PAUSE_S = 1.0
 
 
@@ -43,29 +45,36 @@ def submit_k8s(run_dir: Path, job: Job) -> Submission:
     Nothing that exists is changed, be it another job's or a stranger's: the server is asked first
     whether it would take everything. The job is created before all else. So one of two submissions
     at once has the name, and its further objects belong to its job from their beginning. A job
-    whose further objects cannot be created is removed. Raises OutsideError with kubectl's words.
+    whose further objects cannot be created is removed. Kubeflow's Trainer wants a runtime to be
+    there before its TrainJob; without the TrainJob it is removed, too. Raises OutsideError with
+    kubectl's words.
     """
-    kubectl, kind = Kubectl(job, run_dir), _RESOURCES[job.k8s.job_kind]
+    kubectl = Kubectl(job, run_dir)
     further = (f"--filename={GROWTH}",) if (run_dir / GROWTH).exists() else ()
     files = (f"--filename={MANIFEST}", *further)
     documents = read_documents(read_plain_text(run_dir / MANIFEST))
     base = next(each for each in documents if each["kind"] in objects.JOBS)
-    _check_server(kubectl, base)
-    notes = base["metadata"].get("annotations") or {}
-    base["metadata"]["annotations"] = {**notes, objects.SUBMITTED_BY: submitter(run_dir)}
+    runtimes = [each for each in documents if each["kind"] == objects.RUNTIME]
+    _check_server(kubectl, base if job.k8s.job_kind == "hyperpod" else indexed_job(documents))
+    for each in (base, *runtimes):
+        notes = each["metadata"].get("annotations") or {}
+        each["metadata"]["annotations"] = {**notes, objects.SUBMITTED_BY: submitter(run_dir)}
     try:
-        kubectl.ask("create", *files, "--dry-run=server")
-        (created,) = objects.read_found(kubectl.create(base))
+        if not runtimes:
+            kubectl.ask("create", *files, "--dry-run=server")
+            (created,) = objects.read_found(kubectl.create(base))
+        else:
+            others = [each for each in documents if each is not base]
+            created = _create_with_runtime(kubectl, base, runtimes[0], others)
     except OutsideError as error:
         if "already exists" in str(error):
             raise OutsideError(f"{error}\n{_taken_text(kubectl, files)}") from error
         if re.search("networkpolicies.* is forbidden", str(error)):
             raise OutsideError(f"{error}\n{_WITHOUT_POLICY}") from error
         raise
-    owner = {each: str(created[each]) for each in ("apiVersion", "kind")}
-    owner |= {each: str(created["metadata"][each]) for each in ("name", "uid")}
+    owner = objects.owner_of(created)
     try:
-        for each in (each for each in documents if each is not base):
+        for each in (each for each in documents if each not in (base, *runtimes)):
             if each["kind"] in _OWNED and each["metadata"]["name"] == job.name:
                 each["metadata"]["ownerReferences"] = [owner]
             kubectl.create(each)
@@ -77,11 +86,33 @@ def submit_k8s(run_dir: Path, job: Job) -> Submission:
         raise OutsideError(f"{str(error) or 'interrupted'}\n{undone}") from error
     return Submission(
         command=(*kubectl.command, "create", files[0]),
-        job_id=f"{kind}/{job.name}",
-        output=f"{kind}/{job.name} created\n",
+        job_id=kubectl.job_names[0],
+        output=f"{kubectl.job_names[0]} created\n",
         uid=owner["uid"],
-        warning=_add_nodes(kubectl, owner["uid"]) if further else "",
+        warning=_add_nodes(kubectl, created) if further else "",
     )
+
+
+def _create_with_runtime(
+    kubectl: Kubectl, base: Found, runtime: Found, others: Sequence[Found]
+) -> dict[str, Any]:
+    """Create a TrainJob behind its runtime, which goes with it from then on.
+
+    Trainer refuses a TrainJob without its runtime, so the server is asked about `others` first.
+    """
+    kubectl.ask(
+        "create", "--dry-run=server", "--filename=-", text=json.dumps(objects.list_of(others))
+    )
+    made: list[dict[str, Any]] = []
+    try:
+        for each in (runtime, base):
+            made += objects.read_found(kubectl.create(each))
+        first, job = made
+        kubectl.give(first, objects.owner_of(job))
+    except (OutsideError, KeyboardInterrupt) as error:
+        undone = [_undo(kubectl, each) for each in reversed(made)]
+        raise OutsideError("\n".join([str(error) or "interrupted", *undone])) from error
+    return job
 
 
 def _check_server(kubectl: Kubectl, base: Found) -> None:
@@ -122,21 +153,38 @@ def _taken_text(kubectl: Kubectl, files: Sequence[str]) -> str:
 
 
 def _undo(kubectl: Kubectl, created: Found) -> str:
-    """Remove the job of a submission that failed; returns what became of it."""
+    """Remove the job of a submission that failed, or its runtime; returns what became of it."""
+    what = "runtime" if created["kind"] == objects.RUNTIME else "job"
     try:
         kubectl.remove(created)
     except OutsideError as error:
         remedy = f"remove it:\n  {kubectl.removal_text(created)}"
-        return f"the job exists, and could not be removed: {error}\n{remedy}"
-    return "the job had been created, and was removed again"
+        return f"the {what} exists, and could not be removed: {error}\n{remedy}"
+    return f"the {what} had been created, and was removed again"
 
 
-def _add_nodes(kubectl: Kubectl, uid: str) -> str:
+def wait_for_indexed_job(kubectl: Kubectl, job: Found) -> Found:
+    """Return the Indexed Job of a run's job: itself, or the one that JobSet makes of a TrainJob.
+
+    Raises OutsideError where there is none after a while.
+    """
+    end_s = time.monotonic() + _JOBSET_S
+    last = job
+    while last["kind"] != "Job":
+        if time.monotonic() >= end_s:
+            raise OutsideError(f"{kubectl.job_names[-1]} is still missing after {_JOBSET_S:.0f} s")
+        time.sleep(_PAUSE_S)
+        *_, last = job, *objects.belonging(kubectl.find(*kubectl.job_names), job["metadata"]["uid"])
+    return last
+
+
+def _add_nodes(kubectl: Kubectl, created: Found) -> str:
     """Create the Jobs of the nodes beyond the fewest; returns what did not work."""
     job = kubectl.job
     indexes = [index for index in growth_range(job) if index < job.num_nodes_started]
     try:
-        create_growth(kubectl, uid, indexes)
+        owner = wait_for_indexed_job(kubectl, created)
+        create_growth(kubectl, owner["metadata"]["uid"], indexes)
     except OutsideError as error:
         return (
             f"the run begins with {growth_range(job).start} nodes, since Jobs of further ones "
@@ -153,7 +201,7 @@ def create_growth(
     base = read_job(read_plain_text(kubectl.folder / MANIFEST))
     own = {"priority_class": kubectl.job.k8s.growth_priority_class}
     jobs = [growth_job(base, index, owner_uid, limit_s=limit_s, **own) for index in indexes]
-    kubectl.create({"apiVersion": "v1", "kind": "List", "items": jobs})
+    kubectl.create(objects.list_of(jobs))
 
 
 def _create_token(kubectl: Kubectl, owner: Mapping[str, str]) -> None:

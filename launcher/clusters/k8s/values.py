@@ -34,7 +34,7 @@ from launcher.clusters.k8s.start import (
 from launcher.clusters.k8s.token import token_values
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster, LogRule, Probe, Toleration
-from launcher.job.cluster_rules import REPLICA_NAME, num_base_pods
+from launcher.job.cluster_rules import REPLICA_NAME, REPLICATED_JOB, num_base_pods
 from launcher.job.environment import worker_environment
 from launcher.job.fields import time_limit_seconds
 from launcher.job.workload import Instance, TrainerSettings
@@ -61,6 +61,7 @@ _OPERATOR_NAMESPACE = {"kubernetes.io/metadata.name": "aws-hyperpod"}
 """Labels of the namespace in which HyperPod's training operator runs, which asks each pod."""
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+_JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 _WORKER_MEMORY_GIB = 1
 _K8S_RETRIES_MAX = 6
 _FULL_RESTARTS_MAX = 1
@@ -85,6 +86,7 @@ def manifest_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         "job_label": JOB_LABEL,
         # Those of an elastic run belong to several Jobs.
         "pod_label": JOB_LABEL if job.resilience.elastic else "job-name",
+        "replicated_job": REPLICATED_JOB,
         "network_peers": [*_network_peers(job, cluster)],
         "num_base_pods": num_base_pods(job, cluster),
         "has_copies": _has_copies(job, cluster),
@@ -135,7 +137,7 @@ def _peer(
 def _has_copies(job: Job, cluster: K8sCluster) -> bool:
     """Return whether pods of a plain Job keep copies for each other, so that they are spread."""
     has_feature = bool(job.resilience.checkpointless or job.memoryd)
-    return cluster.job_kind == "job" and job.num_nodes_max > 1 and has_feature
+    return cluster.has_indexed_pods and job.num_nodes_max > 1 and has_feature
 
 
 def _metadata(job: Job, cluster: K8sCluster, told: list[str]) -> dict[str, dict[str, str]]:
@@ -144,6 +146,8 @@ def _metadata(job: Job, cluster: K8sCluster, told: list[str]) -> dict[str, dict[
         "app.kubernetes.io/managed-by": "training-recipes",
         "app.kubernetes.io/name": job.name,
     }
+    # JobSet's Service is for pods with this label; growth Jobs are no part of the JobSet.
+    own = {_JOBSET_LABEL: job.name} if cluster.job_kind == "trainjob" else {}
     queue = _set(**{_QUEUE_LABEL: cluster.queue, _PRIORITY_LABEL: cluster.queue_priority})
     annotations = {
         **cluster.annotations,
@@ -156,7 +160,7 @@ def _metadata(job: Job, cluster: K8sCluster, told: list[str]) -> dict[str, dict[
         "labels": _sorted(labels),
         # Kueue admits the job; its pods must not ask on their own.
         "job_labels": _sorted(labels | queue),
-        "pod_labels": _sorted({**labels, JOB_LABEL: job.name}),
+        "pod_labels": _sorted({**labels, JOB_LABEL: job.name, **own}),
         "annotations": _sorted(annotations),
         "job_annotations": _sorted(
             annotations | _set(**{NOTES_ANNOTATION: "\n".join(told) or None})
@@ -268,7 +272,7 @@ def _run_policy(job: Job, cluster: K8sCluster) -> dict[str, Any]:
     policy = cluster.run_policy
     deadline_s = time_limit_seconds(job.time_limit) if job.time_limit else None
     suspend = policy.suspend or None
-    if cluster.job_kind == "job":
+    if cluster.has_indexed_pods:
         return _set(
             **_failed_pods_max(job, cluster),
             # To the others an agent that comes under a node's name is the end of the one before.

@@ -1,4 +1,4 @@
-"""Runs on a Kubernetes cluster, by kubectl: an Indexed Job, or HyperPod's own kind.
+"""Runs on a Kubernetes cluster, by kubectl: an Indexed Job, or a kind of HyperPod's or Kubeflow's.
 
 An elastic run has a Job for each further node beside it.
 """
@@ -27,7 +27,7 @@ from launcher.clusters.k8s.growth import (
 from launcher.clusters.k8s.kubectl import Kubectl
 from launcher.clusters.k8s.objects import Found
 from launcher.clusters.k8s.start import run_path
-from launcher.clusters.k8s.submit import create_growth, submit_k8s
+from launcher.clusters.k8s.submit import create_growth, submit_k8s, wait_for_indexed_job
 from launcher.clusters.k8s.values import JOB_LABEL
 from launcher.clusters.running.cluster import (
     ASK_TIMEOUT_S,
@@ -174,17 +174,18 @@ class KubernetesRuns:
         Raises OutsideError with kubectl's words, also where names of nodes that are wanted again
         are not free yet; asked once more it goes on from there.
         """
-        if run.job.k8s.job_kind != "job":
+        if not run.job.k8s.has_indexed_pods:
             raise RecipeError(
                 f"{run.job.name} is a HyperPodPyTorchJob, whose operator decides about its size; "
-                "allowed: a run with cluster.job_kind 'job'"
+                "allowed: a run with cluster.job_kind 'job' or 'trainjob'"
             )
         (base,) = objects.read_found(_kubectl(run).ask("get", run.job_id, "--output=json"))
         self._check_own(run, base)
         if base["metadata"].get("deletionTimestamp"):
             raise OutsideError(f"{run.job_id} is being deleted; the run keeps its size")
         write_size(run, num_nodes)
-        uid, indexes = base["metadata"]["uid"], growth_range(run.job)
+        owner = wait_for_indexed_job(_kubectl(run), base)
+        uid, indexes = owner["metadata"]["uid"], growth_range(run.job)
         found = self._find_growth(run)
         wanted = run.job.num_nodes_at(num_nodes) - indexes.start
         plan = plan_growth_jobs(read_growth_jobs(found, uid), wanted, indexes)
@@ -192,7 +193,7 @@ class KubernetesRuns:
             names = {growth_name(run.job.name, index) for index in plan.delete}
             self._remove(run, [each for each in found if each["metadata"]["name"] in names])
         if plan.create:
-            limit_s = time_left_s(base, time.time())
+            limit_s = time_left_s(owner, time.time())
             create_growth(_kubectl(run), uid, plan.create, limit_s=limit_s)
         if plan.num_missing:
             raise OutsideError(
@@ -234,11 +235,13 @@ class KubernetesRuns:
         uid = run.submitted.get("uid")
         if not uid:
             raise OutsideError(f"{run.path / SUBMITTED_FILE} has no uid to know {run.job_id} by")
-        names = [run.job_id, f"service/{run.job.name}", f"configmap/{run.job.name}"]
+        names = [*_kubectl(run).job_names]
+        names += [f"service/{run.job.name}", f"configmap/{run.job.name}"]
         if secret := token_secret_name(run.job):
             names.append(f"secret/{secret}")
         found = [*_kubectl(run).find(*names), *self._find_growth(run)]
-        return [each for each in found if uid in objects.uids_of(each)]
+        own = objects.belonging(found, uid)
+        return [each for each in own if not objects.is_controlled(each)]
 
     def _wait_until_gone(self, run: RunFolder) -> list[str]:
         """Return the run's objects, its pods among them, that are there after a while."""

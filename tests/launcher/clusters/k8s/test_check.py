@@ -279,7 +279,7 @@ JOB = [
     ("job", "spec podFailurePolicy rules 0 action", "Retry", ".action 'Retry'; allowed: 'Count'"),
     ("job", "metadata name", "A_b", f"Job.metadata.name 'A_b'; {LABEL}"),
     ("job", "metadata namespace", "other", "the namespaces ['default', 'other']; allowed: the sam"),
-    ("job", "kind", "Jobb", "the jobs []; allowed: one batch/v1 Job or sagemaker.amazonaws.com/v1"),
+    ("job", "kind", "Jobb", "the jobs []; allowed: one batch/v1 Job, sagemaker.amazonaws.com/v"),
     ("job", "kind", None, "None.kind None; allowed: text"),
     ("Service", "metadata name", "70b",
      "Service.metadata.name '70b'; allowed: an RFC 1035 label, that is at most 63 of a-z"),
@@ -370,7 +370,7 @@ def test_same_document_twice_is_refused() -> None:
 
 
 def test_two_jobs_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"the jobs .*; allowed: one batch/v1 Job or"):
+    with pytest.raises(RecipeError, match=r"the jobs .*; allowed: one batch/v1 Job,"):
         check_manifest(f"{_full('job')}\n---\n{_full('hyperpod')}")
 
 

@@ -306,8 +306,9 @@ def test_plain_job_has_no_field_newer_than_kubernetes_1_26() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_queue_is_asked_by_the_job_alone(kind: str) -> None:
-    found = documents(k8s_job(kind, {"cluster.queue": "q", "cluster.queue_priority": "p"}))
-    template = at(found["job"], "spec template") or at(found["job"], "spec replicaSpecs 0 template")
+    queue = {"cluster.queue": "q", "cluster.queue_priority": "p"}
+    found = documents(k8s_job(kind, queue, "llama/llama3_tiny_checkpointless"))
+    template = pod_of(found["pods"])
 
     asked = {"kueue.x-k8s.io/queue-name": "q", "kueue.x-k8s.io/priority-class": "p"}
     assert asked.items() <= found["job"]["metadata"]["labels"].items()
@@ -395,7 +396,7 @@ def test_variables_come_from_the_recipe_secrets_and_the_pod_in_order(kind: str) 
     }  # fmt: skip
     assert env == [
         {"name": "A", "value": "$$(HOME) $$5"},
-        *own[kind],
+        *own["job" if kind == "trainjob" else kind],
         {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
         {"name": "Z", "value": "1"},
     ]
@@ -431,7 +432,7 @@ def test_network_policy_lets_the_jobs_own_pods_and_named_peers_connect(kind: str
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "aws-hyperpod"}}
     }
 
-    assert own["matchLabels"].items() <= pod_of(found["job"])["metadata"]["labels"].items()
+    assert own["matchLabels"].items() <= pod_of(found["pods"])["metadata"]["labels"].items()
     assert found["NetworkPolicy"]["spec"] == {
         "podSelector": own,
         "policyTypes": ["Ingress"],

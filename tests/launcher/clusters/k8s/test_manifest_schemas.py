@@ -38,7 +38,7 @@ def validate(document: dict[str, Any], version: str) -> None:
 @pytest.mark.parametrize("name", JOBS)
 def test_documents_fit_the_schemas(name: str) -> None:
     found = documents(JOBS[name]())
-    template = pod_of(found["job"])
+    template = pod_of(found["pods"])
     of_pods = SIDECARS_FROM if template["spec"].get("initContainers") else VERSIONS[0]
     of_jobs = SIDECARS_FROM if "podReplacementPolicy" in found["job"]["spec"] else of_pods
     pods = {"apiVersion": "v1", "kind": "PodTemplate", "template": template}

@@ -16,7 +16,7 @@ from launcher.clusters.k8s.submit import SINCE, server_problem, submit_k8s
 from launcher.clusters.submission import Submission
 from launcher.errors import OutsideError
 from launcher.job import Job
-from tests.launcher.k8s_job import KINDS, documents, k8s_job, manifest, pod
+from tests.launcher.k8s_job import documents, k8s_job, manifest, pod
 
 ROOT = Path(__file__).parents[4]
 TIERED = "llama/llama3_tiny_tiered"
@@ -34,16 +34,18 @@ case "$*" in
   *get*) cat found; exit 0 ;;
   *dry-run*) if [ -s existing ]; then cat existing >&2; exit 1; fi ;;
   *filename=-*) cat > input; cat input >> created; echo >> created
-    if grep -q '"kind": "Job"\\|HyperPod' input; then cat job; exit 0; fi ;;
+    if grep -q '"kind": "Job"\\|HyperPod\\|"kind": "TrainJob"' input; then cat job; exit 0; fi
+    if grep -q '"kind": "TrainingRuntime"' input; then cat runtime; exit 0; fi ;;
 esac
 echo '{}'
 """
-OWN_UID, OTHER_UID = "1234-5678", "0000-old"
+OWN_UID, OTHER_UID, RUNTIME_UID = "1234-5678", "0000-old", "9999-run"
 
 
 def made(kind: str, name: str, uid: str, *owners: str, **more: Any) -> dict[str, Any]:
     """Return an object as the cluster has it: a Job, or what belongs to one."""
-    version = "batch/v1" if kind == "Job" else "v1"
+    own = dict.fromkeys(["TrainJob", "TrainingRuntime"], "trainer.kubeflow.org/v1alpha1")
+    version = {"Job": "batch/v1", **own}.get(kind, "v1")
     metadata = {
         "name": name, "namespace": "default", "uid": uid, **more.pop("metadata", {}),
         "creationTimestamp": "2026-11-24T10:00:00Z",
@@ -56,7 +58,9 @@ def made(kind: str, name: str, uid: str, *owners: str, **more: Any) -> dict[str,
 def submit(folder: Path, job: Job) -> Submission:
     """Submit a job's manifest with the stand-in, which creates jobs of OWN_UID."""
     (folder / "manifest.yaml").write_text(manifest(job))
-    (folder / "job").write_text(json.dumps(made("Job", job.name, OWN_UID)))
+    kind = "TrainJob" if job.k8s.job_kind == "trainjob" else "Job"
+    (folder / "job").write_text(json.dumps(made(kind, job.name, OWN_UID)))
+    (folder / "runtime").write_text(json.dumps(made("TrainingRuntime", job.name, RUNTIME_UID)))
     return submit_k8s(folder, job)
 
 
@@ -83,7 +87,7 @@ def let_it_refuse(folder: Path, kind: str, words: str, condition: str = "true") 
     return text
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["hyperpod", "job"])
 def test_job_is_created_first_when_the_server_would_take_all_of_the_manifest(
     stand_in: Path, kind: str
 ) -> None:
@@ -112,6 +116,69 @@ def test_job_is_created_first_when_the_server_would_take_all_of_the_manifest(
     assert submission.output == f"{NAMES[kind]} created\n"
 
 
+def test_trainjob_is_created_behind_its_runtime_which_goes_with_it(stand_in: Path) -> None:
+    submission = submit(stand_in, k8s_job("trainjob"))
+
+    options = "--namespace=default --request-timeout=30s"
+    create = f"{options} create --filename=- --output=json"
+    calls = (stand_in / "calls").read_text().splitlines()
+    patch = calls.pop(4)
+    assert calls == [
+        f"{options} version --output=json",
+        f"{options} create --dry-run=server --filename=-",
+        *[create] * 5,
+    ]
+    api = "trainer.kubeflow.org"
+    words, _, change = patch.partition(" --patch=")
+    assert words == f"{options} patch trainingruntimes.{api}/{NAME} --type=merge"
+    owner = {"name": NAME, "uid": OWN_UID, "apiVersion": f"{api}/v1alpha1", "kind": "TrainJob"}
+    wanted = {"metadata": {"uid": RUNTIME_UID, "ownerReferences": [owner]}}
+    assert json.loads(change) == wanted, "another's runtime that has the name by now stays"
+    runtime, job, *others = created(stand_in)
+    assert [each["kind"] for each in (runtime, job)] == ["TrainingRuntime", "TrainJob"]
+    assert [each["kind"] for each in others] == ["ConfigMap", "NetworkPolicy", "Secret"]
+    for each in others:
+        assert [owner["uid"] for owner in each["metadata"]["ownerReferences"]] == [OWN_UID]
+    assert (submission.job_id, submission.uid) == (f"trainjobs.{api}/{NAME}", OWN_UID)
+
+
+REFUSED = "echo no >&2; exit 1"
+
+
+@pytest.mark.parametrize(
+    ("refused", "removed"),
+    [
+        pytest.param("*dry-run*", [], id="rest"),
+        pytest.param('"kind": "TrainJob"', [RUNTIME_UID], id="trainjob"),
+        pytest.param("*patch*", [OWN_UID, RUNTIME_UID], id="owner"),
+        # The runtime is the TrainJob's by then.
+        pytest.param('"kind": "ConfigMap"', [OWN_UID], id="config"),
+    ],
+)
+def test_nothing_is_left_of_a_trainjob_that_cannot_be_created(
+    stand_in: Path, refused: str, removed: list[str]
+) -> None:
+    text = KUBECTL.replace("*dry-run*)", f"{refused}) {REFUSED} ;;\n  *dry-run*)")
+    if refused.startswith('"'):
+        text = KUBECTL.replace(
+            "cat > input;", f"cat > input; if grep -q '{refused}' input; then {REFUSED}; fi;"
+        )
+    text = text.replace(
+        "*get*--", "*delete*) cat >> removed; echo >> removed; exit 0 ;;\n  *get*--"
+    )
+    (stand_in / "bin/kubectl").write_text(text)
+    (stand_in / "removed").touch()
+
+    with pytest.raises(OutsideError, match="no"):
+        submit(stand_in, k8s_job("trainjob"))
+
+    found = [json.loads(line) for line in (stand_in / "removed").read_text().splitlines()]
+    assert [each["preconditions"]["uid"] for each in found] == removed
+    # Trainer lets nobody take a finalizer off a TrainJob without its runtime.
+    of_job = [each for each in found if each["preconditions"]["uid"] == OWN_UID]
+    assert all(each["propagationPolicy"] == "Background" for each in of_job)
+
+
 NAME = "llama3-tiny-pretrain"
 COMPLETE = {"conditions": [{"type": "Complete", "status": "True"}]}
 BY_ME, BY_BOB = (
@@ -130,6 +197,8 @@ OF_HELM = {"app.kubernetes.io/managed-by": "Helm"}
                       made("ConfigMap", NAME, "8", "7")], "ended (Complete)", ["7"], id="ended"),
         pytest.param([made("Job", NAME, "7", metadata=BY_ME)], "submitted-by me@h:/x", ["7"],
                      id="of-this-folder"),
+        pytest.param([made("TrainingRuntime", NAME, "7", metadata=BY_ME)], "submitted-by me@h:/x",
+                     ["7"], id="runtime-of-a-submission-that-was-killed"),
         pytest.param([made("Job", NAME, "7", status=COMPLETE, labels=OF_HELM)],
                      "managed-by Helm", [], id="of-another-program"),
         pytest.param([made("Job", NAME, "7", status=COMPLETE), made("Service", NAME, "8")],
