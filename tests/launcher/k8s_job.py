@@ -30,13 +30,17 @@ def documents(job: Job) -> dict[str, Any]:
     """Return the documents of a job's manifest by kind, the job itself as `job` too."""
     found = {document["kind"]: document for document in read_documents(manifest(job))}
     (job,) = (each for kind, each in found.items() if kind in JOBS)
-    # What the pods are made of: the job, or the runtime of a TrainJob.
-    return {**found, "job": job, "pods": found.get("TrainingRuntime", job)}
+    return {**found, "job": job}
 
 
 def pod(job: Job) -> dict[str, Any]:
     """Return the pod template of a job's manifest."""
-    return pod_of(documents(job)["pods"])
+    return template_of(documents(job))
+
+
+def template_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the pod template of documents by kind: the job's, or that of a TrainJob's runtime."""
+    return pod_of(found.get("TrainingRuntime", found["job"]))
 
 
 def pod_of(document: Mapping[str, Any]) -> dict[str, Any]:

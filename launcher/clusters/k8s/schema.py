@@ -21,7 +21,7 @@ from launcher.job.fields import matching
 _Schema = Mapping[str, Any]
 
 FOLDER = Path(__file__).with_name("schemas")
-FILES = ("kubernetes.json", "hyperpod.json", "limits.json")
+FILES = ("kubernetes.json", "hyperpod.json", "kubeflow.json", "limits.json")
 """The published schemas, and what is laid over them."""
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "string": str,

@@ -46,13 +46,24 @@ def kube_with_pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
     The network of the first node holds to policies.
     """
+    yield from _with_pods(tmp_path_factory, "network-policies")
+
+
+@pytest.fixture
+def kube_with_trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The same with the controllers of JobSet, of Kubeflow's Trainer and of Kueue."""
+    yield from _with_pods(tmp_path_factory, "trainer", "kueue")
+
+
+def _with_pods(factory: pytest.TempPathFactory, *controllers: str) -> Iterator[Path]:
     folders = {str(ROOT), sys.base_prefix, sys.prefix}
     own = {
         "K8S_SHARE": " ".join(sorted(folders)),
         "K8S_IMAGE_PATH": f"{sys.prefix}/bin:/usr/bin:/bin",
     }
-    with _cluster(tmp_path_factory.mktemp("pods"), num_nodes=2, **own) as config:
-        _sandbox("controllers", config.parent, "network-policies")
+    with _cluster(factory.mktemp("pods"), num_nodes=2, **own) as config:
+        started = _sandbox("controllers", config.parent, *controllers)
+        assert started.returncode == 0, started.stderr
         yield config
 
 

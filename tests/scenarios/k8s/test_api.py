@@ -16,10 +16,12 @@ from launcher.errors import OutsideError
 from tests.launcher.clusters.k8s.k8s_full import full_job
 from tests.launcher.clusters.k8s.published import of_kubernetes, text_of
 from tests.launcher.golden import WHOLE
-from tests.launcher.k8s_job import KINDS, documents, k8s_job, manifest, pod
+from tests.launcher.k8s_job import documents, k8s_job, manifest, pod
 from tests.launcher.shipped import RECIPES, shipped_job
 from tests.scenarios.k8s.conftest import kubectl
 
+# A TrainJob is one for Trainer's own webhooks, in test_trainjob.py.
+KINDS = ("hyperpod", "job")
 # Each shipped recipe is held against the schemas of Kubernetes in tests/launcher.
 JOBS = {
     **{f"{recipe}-{kind}": (shipped_job, recipe, kind) for recipe in WHOLE for kind in KINDS},

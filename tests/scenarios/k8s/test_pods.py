@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from launcher.clusters.k8s.values import JOB_LABEL
-from resilience.events import EventReader
+from resilience.events import Event, EventReader
 from tests.launcher.command import launch
 from tests.scenarios.k8s.conftest import kubectl, wait_until
 from tests.scenarios.recovery.runs import FaultOutcome, check_no_step_lost, check_same_bits
@@ -64,6 +65,8 @@ STRANGER = ("--image=localhost/host:1", "--restart=Never", "--attach", "--rm", "
 class Pods:
     """Runs of two pods on a cluster, and the folder of their claim."""
 
+    kind = "job"
+
     def __init__(self, config: Path, folder: Path) -> None:
         self._config = config
         self._folder = folder
@@ -79,7 +82,7 @@ class Pods:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def submit(self, name: str) -> None:
+    def submit(self, name: str, *more: str) -> None:
         done = launch(
             "recipe=llama/llama3_tiny_checkpointless",
             "cluster=k8s",
@@ -94,6 +97,8 @@ class Pods:
             "resilience.faults=null",
             f"run.name={name}",
             "action=submit",
+            f"cluster.job_kind={self.kind}",
+            *more,
             folder=self._folder,
         )
         assert done.status == 0, done.err
@@ -110,15 +115,19 @@ class Pods:
         ends = self.ask("run", "stranger", *STRANGER, place, *words, namespace="default")
         return ends.splitlines()
 
+    def events(self, run: str) -> Sequence[Event]:
+        return EventReader(self._claim / run / "events.jsonl").read_new()
+
     def steps(self, run: str) -> list[int]:
         """Return the steps that were taken, without a last one before a fault, told again."""
-        events = EventReader(self._claim / run / "events.jsonl").read_new()
-        steps = (each for each in events if each.event == "step")
+        steps = (each for each in self.events(run) if each.event == "step")
         return [each.step or 0 for each in steps if each.fields.get("duration_s") is not None]
 
     def wait_for_end(self, run: str) -> FaultOutcome:
         def ended() -> list[str]:
-            status = json.loads(self.ask("get", f"job/{run}", "--output=json")).get("status", {})
+            status = json.loads(self.ask("get", f"{self.kind}/{run}", "--output=json")).get(
+                "status", {}
+            )
             types = [each["type"] for each in status.get("conditions") or ()]
             return [each for each in types if each in ("Complete", "Failed")]
 

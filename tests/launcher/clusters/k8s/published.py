@@ -18,9 +18,13 @@ ROOT = Path(__file__).parents[4]
 JUDGE = Path(__file__).with_name("aws_judge.py")
 AWS_PYTHON = ROOT / ".venv-aws/bin/python"
 AWS_PACKAGE = "sagemaker-hyperpod 3.12.0"
+KUBEFLOW_SOURCE = "Kubeflow Trainer 2.3.0, its CustomResourceDefinitions"
 GROUPS = ("api/v1", "apis/batch/v1", "apis/networking.k8s.io/v1")
 KINDS = ("ConfigMap", "Job", "NetworkPolicy", "Secret", "Service")
 HYPERPOD_KIND = "HyperPodPyTorchJob"
+ANY_OBJECT = {"type": "object"}
+ANY_OBJECTS = {"type": "array", "items": ANY_OBJECT}
+KUBEFLOW_KINDS = {"TrainJob": "trainjobs", "TrainingRuntime": "trainingruntimes"}
 KEPT = ("type", "enum", "required", "x-kubernetes-list-map-keys")
 OF_KIND = "x-kubernetes-group-version-kind"
 # Kept as objects of any fields: volumes that drivers have taken over, and what no pod of ours has.
@@ -71,6 +75,29 @@ def of_aws(model: Mapping[str, Any]) -> dict[str, Any]:
         "kinds": {f"sagemaker.amazonaws.com/v1 {HYPERPOD_KIND}": HYPERPOD_KIND},
         "definitions": dict(sorted(definitions.items())),
     }
+
+
+def of_kubeflow(get_definition: Callable[[str], Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the trimmed schemas of Kubeflow's Trainer, whose pods are those of Kubernetes."""
+    definitions, kinds = {}, {}
+    for kind, plural in KUBEFLOW_KINDS.items():
+        (version,) = get_definition(f"{plural}.trainer.kubeflow.org")["spec"]["versions"]
+        kinds[f"trainer.kubeflow.org/{version['name']} {kind}"] = kind
+        found = version["schema"]["openAPIV3Schema"]
+        found["properties"].pop("status", None)
+        found["properties"]["metadata"] = {"$ref": "ObjectMeta"}
+        spec = found["properties"]["spec"]["properties"]
+        # Kept as objects of any fields: no job of ours has these.
+        if kind == "TrainJob":
+            spec |= {"initializer": ANY_OBJECT, "trainer": ANY_OBJECT}
+            spec["runtimePatches"] = ANY_OBJECTS
+        else:
+            jobset = spec["template"]["properties"]["spec"]["properties"]
+            jobset["volumeClaimPolicies"] = ANY_OBJECTS
+            template = jobset["replicatedJobs"]["items"]["properties"]["template"]["properties"]
+            template |= {"metadata": {"$ref": "ObjectMeta"}, "spec": {"$ref": "JobSpec"}}
+        definitions[kind] = _trimmed(found)
+    return {"source": KUBEFLOW_SOURCE, "kinds": kinds, "definitions": definitions}
 
 
 def _trimmed_all(everything: Mapping[str, Any], *roots: str) -> dict[str, Any]:
@@ -132,6 +159,12 @@ def _ask_kubectl(path: str) -> str:
     return subprocess.check_output(["kubectl", "get", "--raw", path], text=True)
 
 
+def _definition(name: str) -> Any:
+    words = ("kubectl", "get", f"customresourcedefinition/{name}", "--output=json")
+    return json.loads(subprocess.check_output(words))
+
+
 if __name__ == "__main__":
     (FOLDER / "kubernetes.json").write_text(text_of(of_kubernetes(_ask_kubectl)))
+    (FOLDER / "kubeflow.json").write_text(text_of(of_kubeflow(_definition)))
     (FOLDER / "hyperpod.json").write_text(text_of(of_aws(ask_aws([])["schema"])))

@@ -9,7 +9,7 @@ import pytest
 from launcher.clusters.k8s.manifest import render_k8s
 from launcher.clusters.k8s.security import efa_devices
 from launcher.errors import RecipeError
-from tests.launcher.k8s_job import KINDS, LARGE, TINY, at, documents, k8s_job, pod, pod_of
+from tests.launcher.k8s_job import KINDS, LARGE, TINY, at, documents, k8s_job, pod, template_of
 from tests.launcher.shipped import TEMPLATES, shipped_job
 
 POD_FIELDS = [
@@ -308,7 +308,7 @@ def test_plain_job_has_no_field_newer_than_kubernetes_1_26() -> None:
 def test_queue_is_asked_by_the_job_alone(kind: str) -> None:
     queue = {"cluster.queue": "q", "cluster.queue_priority": "p"}
     found = documents(k8s_job(kind, queue, "llama/llama3_tiny_checkpointless"))
-    template = pod_of(found["pods"])
+    template = template_of(found)
 
     asked = {"kueue.x-k8s.io/queue-name": "q", "kueue.x-k8s.io/priority-class": "p"}
     assert asked.items() <= found["job"]["metadata"]["labels"].items()
@@ -432,7 +432,7 @@ def test_network_policy_lets_the_jobs_own_pods_and_named_peers_connect(kind: str
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "aws-hyperpod"}}
     }
 
-    assert own["matchLabels"].items() <= pod_of(found["pods"])["metadata"]["labels"].items()
+    assert own["matchLabels"].items() <= template_of(found)["metadata"]["labels"].items()
     assert found["NetworkPolicy"]["spec"] == {
         "podSelector": own,
         "policyTypes": ["Ingress"],

@@ -13,7 +13,7 @@ from launcher.clusters.k8s.growth import growth_job
 from launcher.clusters.k8s.manifest import GROWTH
 from launcher.job import Job
 from tests.launcher.clusters.k8s.k8s_full import full_job
-from tests.launcher.k8s_job import KINDS, documents, pod, pod_of
+from tests.launcher.k8s_job import KINDS, documents, pod, template_of
 from tests.launcher.shipped import RECIPES, rendered, shipped_job, untiered_job
 
 # The oldest version of which the package has schemas, and a recent one.
@@ -38,7 +38,7 @@ def validate(document: dict[str, Any], version: str) -> None:
 @pytest.mark.parametrize("name", JOBS)
 def test_documents_fit_the_schemas(name: str) -> None:
     found = documents(JOBS[name]())
-    template = pod_of(found["pods"])
+    template = template_of(found)
     of_pods = SIDECARS_FROM if template["spec"].get("initContainers") else VERSIONS[0]
     of_jobs = SIDECARS_FROM if "podReplacementPolicy" in found["job"]["spec"] else of_pods
     pods = {"apiVersion": "v1", "kind": "PodTemplate", "template": template}

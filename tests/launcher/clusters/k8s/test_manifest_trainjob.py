@@ -107,6 +107,12 @@ def test_what_a_trainjob_cannot_do_is_refused(
         ('- name: "node"\n          template', '- name: "nodes"\n          template',
          "TrainingRuntime has no replicated job 'node'"),
         ('subdomain: "llama', 'subdomain: "lama', "Job.spec.template.spec.subdomain 'lama3"),
+        ("numNodes: 2", "numNodes: 0", "TrainingRuntime.spec.mlPolicy.numNodes 0; allowed: a wh"),
+        ("  runtimeRef:", "  runtimeRefs:", "TrainJob.spec.runtimeRef is missing"),
+        ("completionMode: Indexed", "completionMode: Indexd",
+         "replicatedJobs[0].template.spec.completionMode 'Indexd'; allowed: "),
+        ("restartPolicy: Never", "restartPolicy: Always",
+         "template.spec.template.spec.restartPolicy 'Always'; allowed: 'Never', 'OnFailure'"),
     ],
 )  # fmt: skip
 def test_a_template_whose_parts_do_not_fit_is_refused(old: str, new: str, words: str) -> None:
