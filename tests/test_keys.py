@@ -166,7 +166,7 @@ OTHER: dict[str, Any] = {
     "cluster.security.run_as_non_root": False,
     "cluster.security.seccomp_profile": "Unconfined",
     "cluster.security.dropped_capabilities": ["KILL"],
-    "cluster.security.memory_limit_gib": 7,
+    "cluster.security.memory_limit_gib": 4096,
     "cluster.run_policy.retries_max": 7,
     "cluster.run_policy.fault_deadline_s": 7,
     "cluster.run_policy.startup_deadline_s": 7,

@@ -60,6 +60,7 @@ def start_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         "rendezvous_port": rendezvous_port(cluster),
         "num_base_pods": num_base_pods(job, cluster),
         "pods_name": pods_name(job, cluster),
+        "token_path": token_path(job),
         "command": _command(job, cluster),
     }
 
@@ -69,7 +70,8 @@ def _command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
     run, endpoint = f'{shlex.quote(job.name)}-"${JOB_UID}"', '"$rdzv_endpoint"'
     options, daemon = _node_options(job), tuple[str, ...]()
     if cluster.job_kind == "hyperpod":
-        options, run, endpoint = _operator_options(job, cluster), shlex.quote(job.name), ""
+        options, endpoint = _operator_options(job, cluster), ""
+        run = f'{shlex.quote(job.name)}-"$submission"'
         # A daemon has its node's name, and of the others the operator tells the address alone.
         node = f'"${POD_IP if job.memoryd else POD_NAME}"'
         daemon = (f'--domain="${K8S_NODE}"',) if job.memoryd else ()

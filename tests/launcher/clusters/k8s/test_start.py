@@ -36,6 +36,9 @@ def start(
     """Run the start script as a pod would, its ConfigMap being in `folder`."""
     for name, text in documents(k8s_job(kind, changes, recipe))["ConfigMap"]["data"].items():
         (folder / name).write_text(text.replace("/etc/training", str(folder)))
+    token = Path(f"{folder}-token", "token")
+    token.parent.mkdir(exist_ok=True)
+    token.write_text("t")
     return subprocess.run(
         ["sh", folder / script],
         env={"PATH": f"{folder}:/usr/bin:/bin", **env},
@@ -131,7 +134,8 @@ def test_hyperpod_starts_the_agent_that_waits_for_the_operator(folder: Path) -> 
     assert done.stderr == ""
     assert done.stdout.splitlines()[:-1] == [
         f"{folder}/python", "-m", "resilience.agent", f"--config={folder}/node.json",
-        "--rdzv-id=llama3-tiny-pretrain", "--local-addr=10.0.0.7", "--operator-port=8080",
+        "--rdzv-id=llama3-tiny-pretrain-e3b98a4da31a", "--local-addr=10.0.0.7",
+        "--operator-port=8080",
         "--operator-from=10.0.0.0/8", "--operator-from=fc00::/7", "--node-name=x-pods-1",
         f"--token-file={folder}-token/token", "--run-dir=/run/training/llama3-tiny-pretrain",
         "--grace-s=55", "--preload=recipes_training.preload", "--",
