@@ -8,10 +8,13 @@ from resilience.agent.coordination import counters
 from resilience.agent.coordination.events import Action, Note, Send
 from resilience.agent.coordination.membership import REPORTS_WAIT, Decision, Stage, State, after
 from resilience.agent.coordination.opening import advance, end_run
+from resilience.agent.coordination.side_save import begin_save, is_saving, say_problem
 from resilience.agent.coordination.size import find_passed
 from resilience.comm.messages import PLANNED, Break, Failed, Finished, ReplaceRank, Stopped
 from resilience.state.report import Phase, Report
 
+_SIGNALED = 128
+"""The exit status of a run that somebody stops by a signal is this and the signal's number."""
 _REPLACED = ("died", "hung", "node lost", counters.OTHER_SHARD)
 _AS_MEANT = (PLANNED, counters.OTHER_SHARD)
 """Why a rank has left its generation that nothing ails."""
@@ -121,11 +124,28 @@ def note_stopped(state: State, node: str, stopped: Stopped, now_s: float) -> Dec
     return after(actions, advance(state, now_s))
 
 
+def _end_with(state: State, finished: Finished, now_s: float) -> Decision:
+    """End the run as one rank has asked; what others hold is saved where somebody stops the run.
+
+    Its agent asks until the run ends.
+    """
+    actions: list[Action] = []
+    is_stopped = finished.status > _SIGNALED and state.stage == Stage.STOPPING
+    if is_stopped and state.side_save is None:
+        state, actions = begin_save(state, now_s)
+    if is_stopped and is_saving(state):
+        return state, actions
+    save = state.side_save if is_stopped else None
+    words = counters.say_where(state) if save and save.saved else say_problem(state)
+    reason = f"rank {finished.rank}: {finished.text}{words}"
+    return after(actions, end_run(state, finished.status, reason))
+
+
 def note_finished(state: State, node: str, finished: Finished, now_s: float) -> Decision:
     """End the run once all ranks have finished, or where one says that it had better end."""
     if finished.status and finished.text:
         if node in state.nodes or state.stage == Stage.GATHERING:
-            return end_run(state, finished.status, f"rank {finished.rank}: {finished.text}")
+            return _end_with(state, finished, now_s)
         return state, []
     is_current = finished.generation == state.generation and state.stage == Stage.RUNNING
     if not is_current or not state.owns(node, finished.rank):

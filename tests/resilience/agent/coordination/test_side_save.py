@@ -81,9 +81,9 @@ def saved(order: SaveState, node: str = "n2", **what: str) -> Said:
     return Said(node=node, message=message)
 
 
-def reason(actions: list[Action]) -> str:
+def reason(actions: list[Action], status: int = 75) -> str:
     (end,) = set(ends(actions))
-    assert end.status == 75
+    assert end.status == status
     return end.reason
 
 
@@ -202,6 +202,21 @@ def test_run_that_lacks_a_node_saves_before_it_ends() -> None:
     assert state.stage == Stage.ENDED
     assert "no node took the place of lost n0" in reason(actions)
     assert reason(actions).endswith("that of step 5 in the tiers")
+
+
+def test_run_that_is_stopped_while_it_lacks_a_node_saves_before_it_ends() -> None:
+    reports, asked = places(1, 2, generation=4, rest=TELLS), {"status": 143, "text": "asked to end"}
+    state, _ = play(follow(), join("n1", 4, THREE), join("n2", 4, THREE), *reports)
+
+    state, actions = play(state, finished("n2", 4, 4, **asked))
+    (order,) = orders(actions)
+    state, actions = play(state, finished("n2", 4, 4, **asked))
+    assert actions == [], "it asks until the run ends"
+    state, _ = play(state, saved(order, "n1", part="the tiers"))
+    _, actions = play(state, finished("n2", 4, 4, **asked))
+
+    assert reason(actions, 143).startswith("rank 4: asked to end")
+    assert reason(actions, 143).endswith("that of step 5 in the tiers")
 
 
 def test_half_whose_folder_does_not_answer_waits_as_long_as_others_may_go_on() -> None:
