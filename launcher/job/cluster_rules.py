@@ -192,6 +192,7 @@ def _indexed_job(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
     policy = cluster.run_policy
     hyperpod_only = {
         "num_spares": cluster.num_spares or None,
+        "operator_from": cluster.operator_from or None,
         "run_policy.clean_pod_policy": policy.clean_pod_policy,
         "run_policy.fault_deadline_s": policy.fault_deadline_s,
         "run_policy.startup_deadline_s": policy.startup_deadline_s,

@@ -20,6 +20,8 @@ from resilience.settings import RamTier, StoreTier, TieredSettings
 _WHERE = "resilience.tiered"
 STORE_URL = f"{_WHERE}.store.url"
 """Key that may be null in conf/, not in a job that runs: only whoever runs it knows its bucket."""
+OPERATOR_PORT = 8080
+"""Where HyperPod's operator reaches the agent."""
 PEER_PORT = 9201
 """Where each node has an address of its own and the recipe names no port; AWS's has 9200."""
 STORE_URL_FORM = "s3://BUCKET/PREFIX"
@@ -120,11 +122,13 @@ def _copies(job: JobContent, ram: RamTier) -> Iterator[str]:
 
 def _ports(job: JobContent, settings: TieredSettings) -> Iterator[str]:
     is_pod = isinstance(job.cluster, K8sCluster) and job.cluster.has_indexed_pods
+    is_operated = isinstance(job.cluster, K8sCluster) and job.cluster.job_kind == "hyperpod"
     peer, agent = (PEER_PORT, RENDEZVOUS_PORT) if is_pod else (None, None)
     ports = {
         f"{_WHERE}.peer_port": settings.peer_port or peer,
         f"{_WHERE}.http_port": settings.http_port,
         "cluster.rdzv_port": getattr(job.cluster, "rdzv_port", None) or agent,
+        "HyperPod's operator": OPERATOR_PORT if is_operated else None,
     }
     for (one, port), (other, same) in itertools.combinations(ports.items(), 2):
         if port is not None and port == same:

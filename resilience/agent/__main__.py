@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from resilience.agent.connections.address import find_interface, listen_at
 from resilience.agent.connections.tcp_transport import TcpTransport
 from resilience.agent.coordination.founding import attempt_name
 from resilience.agent.coordination.membership import Options
-from resilience.agent.evidence.earlier import await_earlier
+from resilience.agent.evidence.earlier import await_earlier, find_newer_attempt
 from resilience.agent.evidence.folder import RunFolder
 from resilience.agent.evidence.words import find_words
 from resilience.agent.operator.service import OperatedNode
@@ -102,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return OperatedNode(options, words, _num_slots(options)).serve()
         except OSError as error:
             return _complain(f"cannot serve --operator-port {options.operator_port}: {error}")
+    complain = partial(_complain, link=options.operator_link)
     host = options.local_addr
     log_folder = options.run_dir / "logs" / options.node_name
     try:
@@ -110,19 +112,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output = Output(events, log_folder, options.node_name)
         told = _note_start(options)
     except RecordError as error:
-        return _complain(str(error))
+        return complain(str(error))
     except ValueError as error:
-        return _complain(str(error), 2)
+        return complain(str(error), 2)
     except OSError as error:
-        return _complain(f"cannot write to --run-dir {options.run_dir}: {error}")
+        return complain(f"cannot write to --run-dir {options.run_dir}: {error}")
+    if problem := find_newer_attempt(options.run_dir, options.rdzv_id, options.rdzv_attempt):
+        return complain(problem)
     name = attempt_name(options.rdzv_id, options.rdzv_attempt)
     # Before it listens: an agent that was on this node has its address.
     if problem := await_earlier(name, find_words(options.run_dir), output.console.say):
-        return _complain(problem)
+        return complain(problem)
     try:
         listener, endpoint = listen_at(host, options.rdzv_endpoint)
     except OSError as error:
-        return _complain(f"cannot listen on {host!r}: {error}; set --local-addr")
+        return complain(f"cannot listen on {host!r}: {error}; set --local-addr")
     if (number := told.get(START_VARIABLE, "0")) != "0":
         # The log has what the starts before have said, too.
         output.console.say(f"start {number} of the run begins, counted from 0")
@@ -144,14 +148,15 @@ def _run(
     services: Sequence[Service],
     told: Mapping[str, str],
 ) -> int:
+    complain = partial(_complain, link=options.operator_link)
     try:
         handles = _make_handles(options)
     except (OSError, OverflowError) as error:
-        return _complain(_no_memory(options, error))
+        return complain(_no_memory(options, error))
     folder = _open_folder(options, told)
     if options.further_node and (ended := folder.records.find_end()) is not None:
         folder.close()
-        return _complain(f"the run has ended with exit status {ended} without this node", ended)
+        return complain(f"the run has ended with exit status {ended} without this node", ended)
     events, page = output.open_log(), Page(handles.page_file, handles.num_slots)
     steps = StepFinder(
         options.script.progress if options.script else (),
@@ -163,7 +168,7 @@ def _run(
         pool = WorkerPool(_program(options, handles, told, folder.hold_lock()), output, steps)
     except OSError as error:
         folder.close()
-        return _complain(f"cannot start the process that forks workers: {error}")
+        return complain(f"cannot start the process that forks workers: {error}")
     events.write("agent_started", start=attempt_name(options.rdzv_id, options.rdzv_attempt))
     if script := options.script:
         code = script.folder or ("" if script.executed else options.program[0])
@@ -187,14 +192,13 @@ def _run(
     )
     status = 1
     try:
-        status = _serve(agent, output.console)
+        status = _serve(agent, output.console, options.operator_link)
     finally:
         pool.close()
         agent.leave()
         is_done = kept.end(removes=status == 0)
-        if options.operator_link and agent.ending.end:
-            # A pipe takes so much at once.
-            os.write(options.operator_link[1], agent.ending.end.reason.encode()[:4000])
+        if agent.ending.end:
+            _tell(options.operator_link, agent.ending.end.reason)
     return status or (0 if is_done else UNSTORED_STATUS)
 
 
@@ -333,7 +337,7 @@ def _services(options: argparse.Namespace, logs: Path) -> list[Service]:
     ]
 
 
-def _serve(agent: Agent, console: Console) -> int:
+def _serve(agent: Agent, console: Console, link: Sequence[int] | None) -> int:
     """Run until the job has ended."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: agent.stop(number))
@@ -341,12 +345,10 @@ def _serve(agent: Agent, console: Console) -> int:
     signal.signal(signal.SIGHUP, lambda number, frame: agent.stop(signal.SIGTERM))
     try:
         return agent.run()
-    except ZygoteLostError as error:
-        console.show(f"{_SAYS}: {error}")
-        return GAVE_UP_STATUS
     except ZygoteError as error:
         console.show(f"{_SAYS}: {error}")
-        return 1
+        _tell(link, str(error))
+        return GAVE_UP_STATUS if isinstance(error, ZygoteLostError) else 1
 
 
 def _worker_variables(options: argparse.Namespace) -> dict[str, str]:
@@ -432,9 +434,17 @@ def _check_memory(size_bytes: int) -> None:
             )
 
 
-def _complain(text: str, status: int = 1) -> int:
+def _complain(text: str, status: int = 1, link: Sequence[int] | None = None) -> int:
     sys.stderr.write(f"{_SAYS}: {text}\n")
+    _tell(link, text)
     return status
+
+
+def _tell(link: Sequence[int] | None, text: str) -> None:
+    """Tell the process that answers an operator why the run has ended."""
+    if link:
+        # A pipe takes so much at once.
+        os.write(link[1], text.encode()[:4000])
 
 
 if __name__ == "__main__":

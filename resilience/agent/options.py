@@ -22,7 +22,7 @@ from pydantic import BaseModel, PlainValidator
 
 from resilience.agent.connections.address import find_head, own_address
 from resilience.agent.coordination.membership import Options
-from resilience.agent.operator.options import OperatorOptions
+from resilience.agent.operator.options import OperatorOptions, refuse_operator
 from resilience.arguments import (
     Parser,
     add_options,
@@ -264,6 +264,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name in options.preload:
         _check_module(parser, "--preload", name)
     _refuse_contradictions(parser, options)
+    refuse_operator(parser, options)
     _complete(parser, options)
     if options.operator_port is None or options.operator_link:
         # Else the operator says later where the nodes are.

@@ -135,6 +135,8 @@ INCONSISTENT = [
     ([f"run.name={'a' * 62}", "cluster=k8s"], "characters; allowed: 63"),
     (["cluster=k8s", "cluster.num_spares=1"],
      "cluster.num_spares needs cluster.job_kind 'hyperpod'"),
+    (["cluster=k8s", "cluster.operator_from=[10.0.0.0/8]"],
+     "cluster.operator_from needs cluster.job_kind 'hyperpod'"),
     (["cluster=slurm", "+cluster.extra_options={nodes: '3'}"],
      "cluster.extra_options.nodes is written by the template"),
     (["trainer.optimizer.decay_steps=2000"],

@@ -14,14 +14,14 @@ from launcher.clusters.k8s.token import token_path
 from launcher.job import Job
 from launcher.job.cluster import RENDEZVOUS_PORT, K8sCluster
 from launcher.job.cluster_rules import num_base_pods, pods_name
-from launcher.job.tiered_rules import PEER_PORT
+from launcher.job.tiered_rules import OPERATOR_PORT, PEER_PORT
 from launcher.rundir import JOB_FILE, NODE_FILE
 from resilience.settings import TieredSettings
 
 CONFIG_PATH = "/etc/training"
 """Where the ConfigMap is mounted in the pod."""
 
-SERVER_PORT = 8080
+SERVER_PORT = OPERATOR_PORT
 """Where HyperPod's operator reaches the agent."""
 
 POD_NAME = "LAUNCHER_POD_NAME"

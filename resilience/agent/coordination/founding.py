@@ -89,7 +89,7 @@ def find_others(found: Record, own: Record, unchanged_s: float, ended: Collectio
         what = f"job {found.run}" if found.run.isdecimal() else f"run {found.run!r}"
         return f"{', '.join(found.agents)} may go on with {what} in the same folder"
     if found.attempt > own.attempt:
-        return f"the scheduler has started the run again, as attempt {found.attempt}"
+        return refuse_attempt(own.attempt, found.attempt)
     left = sorted(set(found.agents) - set(own.agents) - set(ended) - set(found.gone))
     if found.is_over or found.attempt < own.attempt or not left or unchanged_s >= SILENCE_S:
         return ""
@@ -118,6 +118,13 @@ def note_agents(
         starts=tuple(sorted(newest.items())),
         gone=tuple(sorted(name for name in ended if ended[name] == newest.get(name))),
     )
+
+
+def refuse_attempt(attempt: int, newest: int) -> str:
+    """Return why an attempt may not begin the run, whose folder has seen a newer one."""
+    where = f"attempt {attempt} of the run is refused: its folder has seen attempt {newest}"
+    how = "faultCount of HyperPod's operator, or --rdzv-attempt"
+    return f"{where}; allowed: at least {newest} ({how}), or another run folder"
 
 
 def attempt_name(run: str, attempt: int) -> str:

@@ -17,7 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilience.agent.coordination.founding import is_earlier
+from resilience.agent.coordination.founding import is_earlier, refuse_attempt
+from resilience.agent.evidence.records import find_record
 from resilience.agent.evidence.words import has_ended
 
 LOOK_S = 5.0
@@ -40,6 +41,13 @@ def find_later(name: str, others: Sequence[str]) -> StartedAgain | None:
     """Return the last of the other attempts that is a later one of the same run. Pure."""
     later = [each for each in others if is_earlier(name, each)]
     return StartedAgain(name=later[-1]) if later else None
+
+
+def find_newer_attempt(path: Path, run: str, attempt: int) -> str:
+    """Return why an attempt may not begin the run of a folder; empty where it may."""
+    newest = find_record(path)
+    is_newer = newest and newest.run == run and newest.attempt > attempt
+    return refuse_attempt(attempt, newest.attempt) if newest and is_newer else ""
 
 
 def await_earlier(

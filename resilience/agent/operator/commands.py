@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, IPvAnyAddress
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, IPvAnyAddress, model_validator
 
 NODES_MAX = 4096
 _Text = Annotated[str, Field(max_length=1024)]
-_Rank = Annotated[int, Field(ge=0, lt=NODES_MAX)]
+_Whole = Annotated[int, Field(strict=True)]
+_Rank = Annotated[_Whole, Field(ge=0, lt=NODES_MAX)]
 _Seconds = Annotated[float, Field(gt=0, le=1e6)]
 # The operator may leave it to the agents.
 _Port = Annotated[int, BeforeValidator(lambda port: port or 0), Field(ge=0, lt=65536)]
@@ -38,14 +39,34 @@ class UpdateBody(_Body):
     """The node's place in the run."""
 
     rank: _Rank
-    nnodes: Annotated[int, Field(ge=1, le=NODES_MAX)]
-    faultCount: Annotated[int, Field(ge=0, lt=2**31)]  # noqa: N815 - the protocol's name
+    nnodes: Annotated[_Whole, Field(ge=1, le=NODES_MAX)]
+    faultCount: Annotated[_Whole, Field(ge=0, lt=2**31)]  # noqa: N815 - the protocol's name
     master_addr: Annotated[str, Field(min_length=1, max_length=253)]
     master_port: _Port
     log_monitoring_configuration: tuple[LogRule, ...] = ()
     ipVersion: _Text | None = None  # noqa: N815
     rankIps: Annotated[tuple[RankAddress, ...], Field(max_length=NODES_MAX)] = ()  # noqa: N815
     spare: bool = False
+
+    @model_validator(mode="after")
+    def _refuse_impossible(self) -> UpdateBody:
+        ranks, num_ips = (
+            [each.rank for each in self.rankIps],
+            len({each.ip for each in self.rankIps}),
+        )
+        # The addresses of spares may follow those of the run's nodes.
+        limit = max(self.nnodes, len(ranks))
+        if not self.spare and self.rank >= self.nnodes:
+            raise ValueError(
+                f"rank {self.rank} is not allowed with nnodes {self.nnodes}; want less"
+            )
+        if min(num_ips, len({*ranks})) < len(ranks):
+            raise ValueError(f"rankIps has ranks {ranks}; allowed: each rank and each ip once")
+        if ranks and not self.spare and self.rank not in ranks:
+            raise ValueError(f"rankIps has ranks {ranks}; allowed: rank {self.rank} among them")
+        if (most := max(ranks, default=0)) >= limit and most != self.rank:
+            raise ValueError(f"rankIps has rank {most}; allowed: less than {limit}")
+        return self
 
 
 class StartBody(UpdateBody):

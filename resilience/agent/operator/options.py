@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Annotated
 
 from pydantic import BaseModel, IPvAnyNetwork, PlainValidator
@@ -31,3 +32,12 @@ class OperatorOptions(BaseModel):
     another)."""
     operator_link: Annotated[tuple[int, ...] | None, PlainValidator(_numbers)] = None
     """Of no use by hand: what an agent that answers the operator tells the agent of a run."""
+
+
+def refuse_operator(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End the process where options do not go with --operator-port."""
+    port, endpoint = options.operator_port, ",".join(options.rdzv_endpoint or ())
+    if port is not None and not options.operator_link and endpoint:
+        parser.error(f"argument --rdzv-endpoint: {endpoint} is not allowed with --operator-port")
+    if port is not None and port == options.operator_peer_port:
+        parser.error(f"argument --operator-peer-port: {port} is --operator-port; want another one")

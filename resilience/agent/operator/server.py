@@ -88,12 +88,13 @@ class OneRequest(Way):
         token, path = self._options.operator_token_file, request.target
         is_allowed = any(address in each for each in self._options.operator_from or LOOPBACK)
         is_proven = not token or hmac.compare_digest(given, f"Bearer {token}".encode())
+        method = METHODS.get(path, "")
         for is_so, status, text in (
             (is_allowed, HTTPStatus.FORBIDDEN, f"{address} is in no network of --operator-from"),
             ("origin" not in request.headers, HTTPStatus.FORBIDDEN, "a web page has sent this"),
             (is_proven, HTTPStatus.UNAUTHORIZED, "the token is missing or wrong"),
             (path in METHODS, HTTPStatus.NOT_FOUND, f"allowed: {', '.join(METHODS)}"),
-            (request.method == METHODS.get(path), HTTPStatus.METHOD_NOT_ALLOWED, "another method"),
+            (request.method == method, HTTPStatus.METHOD_NOT_ALLOWED, f"allowed: {method}"),
         ):
             if not is_so:
                 raise http.HttpError(status, text)

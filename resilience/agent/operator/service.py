@@ -20,9 +20,9 @@ from importlib import metadata
 from typing import Any
 
 from resilience.agent.operator import states
-from resilience.agent.operator.commands import BODIES, StopBody
+from resilience.agent.operator.commands import BODIES, StopBody, UpdateBody
 from resilience.agent.operator.server import open_port
-from resilience.agent.operator.starts import start_words
+from resilience.agent.operator.starts import refuse_size, start_words
 from resilience.agent.processes.tree import read_processes
 from resilience.agent.processes.worker import describe_status
 from resilience.agent.processes.zygote_process import adopt_orphans
@@ -80,7 +80,10 @@ class OperatedNode:
         if path == "/shutdown":
             self._feed("shutdown")
         elif path != "/status":
-            self._feed(BODIES[path].model_validate_json(body or b"{}"))
+            command = BODIES[path].model_validate_json(body or b"{}")
+            if isinstance(command, UpdateBody):
+                refuse_size(self._options, command)
+            self._feed(command)
         if path not in ("/status", "/update"):
             return None
         return states.describe(

@@ -6,9 +6,21 @@ import argparse
 from collections.abc import Iterator, Sequence
 
 from resilience.agent.operator.commands import UpdateBody
+from resilience.agent.operator.states import RefusalError
 
 _PORT = 29500
 """Where agents find each other, unless the operator names a port."""
+
+
+def refuse_size(options: argparse.Namespace, body: UpdateBody) -> None:
+    """Raise RefusalError for a number of nodes that a run with recovery cannot have.
+
+    Without recovery each start may be of another size.
+    """
+    low, high = options.nnodes
+    sizes = options.sizes or (options.node_config.agent and [*range(low, high + 1)])
+    if options.recovers and sizes and body.nnodes not in sizes:
+        raise RefusalError(f"nnodes is {body.nnodes}; allowed by the agent's options: {sizes}")
 
 
 def start_words(words: Sequence[str], options: argparse.Namespace, body: UpdateBody) -> list[str]:

@@ -168,7 +168,8 @@ def _look(state: NodeState, step: int, now_s: float) -> NodeState:
     for rule in state.body.log_monitoring_configuration if state.body else ():
         limit_s = rule.recurring_s if state.step >= 0 else rule.start_s
         if limit_s is not None and waited_s >= limit_s:
-            text = f"no step after {state.step} within {limit_s:g} s"
+            after = f" after {state.step}" if state.step >= 0 else ""
+            text = f"no step{after} within {limit_s:g} s"
             return _move(state, "faulted", f"LogHang_{rule.name}", text)
     return state
 

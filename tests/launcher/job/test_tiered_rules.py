@@ -268,6 +268,10 @@ def test_profile_that_names_no_store_is_told_what_one_is() -> None:
      "peer_port and cluster.rdzv_port both mean port 29500"),
     ("job", ["resilience.tiered.http_port=9201"],
      "peer_port and resilience.tiered.http_port both mean port 9201"),
+    ("hyperpod", ["resilience.tiered.peer_port=8080"],
+     "peer_port and HyperPod's operator both mean port 8080"),
+    ("hyperpod", ["resilience.tiered.http_port=8080"],
+     "http_port and HyperPod's operator both mean port 8080"),
     ("slurm", ["resilience.tiered.peer_port=9300", "cluster.rdzv_port=9300"],
      "peer_port and cluster.rdzv_port both mean port 9300"),
 ])  # fmt: skip

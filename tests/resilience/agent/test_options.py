@@ -237,6 +237,14 @@ WRONG_ADDRESSES = ("0.0.0.0", "::", "", "a..b")
             )
             for name in WRONG_NAMES
         ),
+        (
+            ["--operator-port=8080", "--operator-peer-port=8080", *PROGRAM],
+            "argument --operator-peer-port: 8080 is --operator-port; want another one",
+        ),
+        (
+            ["--operator-port=8080", "--rdzv-endpoint=localhost:1", *PROGRAM],
+            "argument --rdzv-endpoint: localhost:1 is not allowed with --operator-port",
+        ),
         *(
             (
                 ["--local-addr", host, *PROGRAM],

@@ -77,7 +77,10 @@ def test_older_attempt_begins_nothing_any_more(is_over: bool) -> None:
 
     refused = judge(newer, run="a", attempt=1, newcomers=FOUND.agents, unchanged_s=1e9)
 
-    assert refused == "the scheduler has started the run again, as attempt 2"
+    assert refused == (
+        "attempt 1 of the run is refused: its folder has seen attempt 2; allowed: at least 2 "
+        "(faultCount of HyperPod's operator, or --rdzv-attempt), or another run folder"
+    )
 
 
 def test_names_say_nothing_of_the_processes_of_another_job_that_had_them() -> None:

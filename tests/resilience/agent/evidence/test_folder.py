@@ -427,7 +427,7 @@ def test_attempts_of_a_scheduler_do_not_find_each_other_and_the_newest_has_the_r
 
     begun = [each.record and (each.record.number, each.record.attempt) for each in records]
     assert begun == [(0, 0), (1, 1), None]
-    assert "started the run again, as attempt 1" in records[2].reason
+    assert "attempt 0 of the run is refused" in records[2].reason
     assert first.find_agents() == ["n0:1"]
     assert second.find_agents() == ["n0:2"]
 

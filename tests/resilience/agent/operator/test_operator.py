@@ -143,6 +143,45 @@ def test_a_killed_agent_of_a_run_is_a_fault_and_takes_its_workers_along(node: No
     assert node.end() == 137
 
 
+def test_a_run_folder_that_is_a_file_is_named_in_the_fault(node: Node) -> None:
+    node.begin()
+    (node.run.folder / "run").touch()
+
+    node.command("/start", start_body())
+
+    assert "cannot write to --run-dir" in node.wait("faulted")["message"]
+    assert node.end() == 1
+
+
+def test_sizes_that_a_run_with_recovery_cannot_have_are_refused(node: Node) -> None:
+    node.begin("--nnodes=2:4", "--size=2", "--size=4")
+
+    status, answer = call(node.port, "/start", start_body(nnodes=3))
+
+    assert (status, node.status()["status"]) == (409, "ready")
+    assert answer["detail"] == "nnodes is 3; allowed by the agent's options: [2, 4]"
+    assert node.end() == 0
+
+
+def test_a_lower_fault_count_is_refused_by_both_nodes_at_once(nodes: list[Node]) -> None:
+    for node in nodes:
+        node.begin(variables=plan(STEPS=3))
+    for count, state in ((2, "completed"), (0, "faulted"), (2, "completed")):
+        for rank, node in enumerate(nodes):
+            more = {"master_port": PORT, "faultCount": count}
+            node.command("/start", start_body(rank, HOSTS, **more))
+        for node in nodes:
+            last = node.wait("completed", "faulted")
+            assert last["status"] == state, node.run.show()
+            if not count:
+                refused = "attempt 0 of the run is refused: its folder has seen attempt 2; allowed"
+                assert refused in last["message"]
+            node.command("/stop")
+        for node in nodes:
+            node.wait("ready")
+    assert [node.end() for node in nodes] == [0, 0]
+
+
 def test_what_answers_the_operator_leaves_no_run_behind(node: Node) -> None:
     begin_long(node)
     before = descendants(node.run.agents["n0"].pid)

@@ -19,6 +19,9 @@ from tests.resilience.agent.runs import listening_ports
 from tests.tokens import write_token
 from tests.waiting import wait_until
 
+HOSTS = ["10.0.0.1", "10.0.0.2"]
+RANKS = [{"rank": rank, "ip": host} for rank, host in enumerate(HOSTS)]
+
 
 @pytest.fixture
 def ready(node: Node) -> Node:
@@ -52,6 +55,13 @@ def _without(name: str) -> dict[str, Any]:
         ("/start", start_body(master_addr=""), "master_addr"),
         ("/start", start_body(rank=-1), "rank"),
         ("/start", start_body(rank="first"), "rank"),
+        ("/start", start_body(rank=True), "rank"),
+        ("/start", start_body(nnodes=True), "nnodes"),
+        ("/start", start_body(rank=2, nnodes=2, rankIps=[]), "rank 2 is not allowed with nnodes 2"),
+        ("/update", start_body(1, HOSTS, rankIps=[RANKS[0]]), "rankIps"),
+        ("/start", start_body(0, HOSTS, rankIps=[RANKS[0], RANKS[0]]), "rankIps"),
+        ("/start", start_body(0, HOSTS, rankIps=[RANKS[0], {**RANKS[0], "rank": 1}]), "rankIps"),
+        ("/start", start_body(0, HOSTS, rankIps=[RANKS[0], {**RANKS[1], "rank": 9}]), "rankIps"),
         ("/start", start_body(nnodes=0), "nnodes"),
         ("/start", start_body(faultCount=1e30), "faultCount"),
         ("/start", start_body(rankIps=[{"rank": 0, "ip": "x; reboot"}]), "rankIps"),
@@ -69,8 +79,16 @@ def test_a_wrong_body_is_refused_by_its_field(path: str, body: Any, field: str) 
         BODIES[path].model_validate_json(json.dumps(body))
 
     found = caught.value.errors()
-    assert field in {part for each in found for part in ("body", *each["loc"])}
+    texts = [f"{each['loc'] or 'body'} {each['msg']}" for each in found]
+    assert any(field in each for each in texts)
     assert all(each["msg"] for each in found)
+
+
+def test_a_spare_has_a_rank_beyond_and_other_nodes_know_its_address() -> None:
+    hosts = [*HOSTS, "10.0.0.3"]
+    for rank in range(3):
+        body = start_body(rank, hosts, nnodes=2, spare=rank == 2)
+        assert BODIES["/start"].model_validate(body)
 
 
 def test_requests_that_are_none_are_answered_and_change_nothing(ready: Node) -> None:
@@ -97,6 +115,7 @@ def test_requests_that_are_none_are_answered_and_change_nothing(ready: Node) -> 
                  pause_s=0.1),
     ]  # fmt: skip
     assert [int(text.split()[1]) for text in texts] == [405, 400, 501, 200, 409]
+    assert '"allowed: POST"' in texts[0]
     assert ready.status()["status"] == "ready"
     assert list(ready.status()["transitions"]) == ["READY"]
     assert ready.end() == 0
