@@ -184,6 +184,8 @@ BOUNDS = {
     "cluster.growth_priority_class", "cluster.python",
     "cluster.rdzv_port",
     "cluster.requeue_at_limit",
+    "cluster.security.capabilities", "cluster.security.memory_limit_gib",
+    "cluster.security.privileged",
     "instance.accelerator", "instance.memory_gib", "instance.num_devices", "instance.num_efa",
     "instance.num_vcpus",
     "model.tie_embeddings",

@@ -6,10 +6,10 @@ a cluster's fields with the rest of the job are in `rules.py`.
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from launcher.job.fields import (
     AbsolutePath,
@@ -25,6 +25,7 @@ from launcher.job.fields import (
     Section,
     ShellText,
     Whole,
+    matching,
 )
 
 Port = Annotated[int, Field(ge=1024, le=65535)]
@@ -241,14 +242,18 @@ class Probes(Section):
     """A pod that fails it is not ready. null: none."""
 
 
-Capability = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
+_CAPABILITIES = "|".join(Path(__file__).with_name("capabilities.txt").read_text("ascii").split())
+_DROPPED = f"ALL|{_CAPABILITIES}"
+Capability = Annotated[str, AfterValidator(matching(_CAPABILITIES, _CAPABILITIES))]
+DroppedCapability = Annotated[str, AfterValidator(matching(_DROPPED, _DROPPED))]
 
 
 class SecurityContext(Section):
     """Rights of the pods. As they come, PodSecurity's level restricted admits them."""
 
     privileged: bool
-    """Whether the workers' container has all rights on its node."""
+    """Whether the workers' container has all rights on its node; true needs
+    allow_privilege_escalation true and dropped_capabilities []."""
     run_as_user: Whole | None
     """User id of the pod's processes; null takes the image's, which has to be a number other than 0
     unless run_as_non_root is false."""
@@ -264,16 +269,17 @@ class SecurityContext(Section):
     is the node's default."""
     allow_privilege_escalation: bool
     """Whether a process may get more rights than its parent, as by sudo."""
-    dropped_capabilities: tuple[Capability, ...]
+    dropped_capabilities: tuple[DroppedCapability, ...]
     """Linux capabilities that no process has; [] leaves the container runtime's."""
     capabilities: tuple[Capability, ...] | None
-    """Linux capabilities to add, which root alone gets; null is IPC_LOCK for pods with EFA devices
+    """Linux capabilities to add, with run_as_user 0; null is IPC_LOCK for pods with EFA devices
     whose run_as_user is 0, and none for others."""
     service_account_token: bool
     """Whether the pods get the token of their service account; no process of ours asks the API."""
     memory_limit_gib: Count | None
-    """GiB of memory, /dev/shm with them, at which the workers' container is killed; null sets no
-    limit: workers that grow take their node's memory, and its kubelet ends pods, others too."""
+    """GiB of memory, /dev/shm with them, at which the workers' container is killed: at least what
+    it asks for, at most instance.memory_gib; null sets no limit: workers that grow take their
+    node's memory, and its kubelet ends pods, others too."""
 
 
 class RestartPolicy(Section):

@@ -6,6 +6,7 @@ while rendering. Nothing here reads anything but the job.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
@@ -13,6 +14,7 @@ from pathlib import PurePosixPath
 from launcher.job.cluster import K8sCluster, LogRule, SlurmCluster, Toleration
 from launcher.job.content import JobContent
 from launcher.job.recovery_rules import one_node_rules
+from launcher.job.tiered_memory import requested_memory_gib, tiered_mib
 
 REPLICA_NAME = "pods"
 """HyperPod's operator names pods <job>-<this>-<index>."""
@@ -97,6 +99,7 @@ def k8s_rules(job: JobContent) -> Iterator[str]:
         yield from _hyperpod_job(job, cluster)
     yield from _reserved(job, cluster)
     yield from _users(cluster)
+    yield from _memory_limit(job, cluster)
     for toleration in cluster.tolerations:
         yield from _toleration(toleration)
     yield from _network_peers(cluster)
@@ -139,7 +142,17 @@ def _network_peers(cluster: K8sCluster) -> Iterator[str]:
 
 
 def _users(cluster: K8sCluster) -> Iterator[str]:
-    user = cluster.security.run_as_user
+    own, user = cluster.security, cluster.security.run_as_user
+    if own.privileged and (own.dropped_capabilities or not own.allow_privilege_escalation):
+        yield (
+            "cluster.security.privileged true gives workers every right; allowed with it: "
+            "allow_privilege_escalation true and dropped_capabilities []"
+        )
+    added = [*(own.capabilities or ())]
+    if added and user != 0:
+        yield f"cluster.security.capabilities {added} needs run_as_user 0: only root gets any"
+    if both := sorted({*added} & {*own.dropped_capabilities}):
+        yield f"cluster.security.capabilities and dropped_capabilities have {both}; allowed: one"
     if user == 0 and cluster.security.run_as_non_root:
         yield (
             "cluster.security.run_as_user 0 with run_as_non_root true: no node starts such a pod; "
@@ -149,6 +162,18 @@ def _users(cluster: K8sCluster) -> Iterator[str]:
         yield (
             f"cluster.security.run_as_user {user} needs cluster.security.fs_group, a group that "
             "may read the run's token; Kubernetes gives the file to root"
+        )
+
+
+def _memory_limit(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
+    limit_gib, most_gib = cluster.security.memory_limit_gib, job.instance.memory_gib
+    # Under HyperPod's operator the checkpoint daemon is in the workers' container.
+    daemon_gib = 0 if cluster.has_indexed_pods else math.ceil(tiered_mib(job) / 1024)
+    least_gib = max(requested_memory_gib(job) or 1, job.resources.shm_gib + daemon_gib)
+    if limit_gib is not None and not least_gib <= limit_gib <= most_gib:
+        yield (
+            f"cluster.security.memory_limit_gib {limit_gib}; allowed: {least_gib}, which is "
+            f"requested or in /dev/shm, to {most_gib}, which is instance.memory_gib"
         )
 
 

@@ -17,6 +17,7 @@ from launcher.job.grace import grace_rules
 from launcher.job.mmap_rules import mmap_rules, num_positions
 from launcher.job.recovery_rules import fault_rules, recovery_rules
 from launcher.job.script.rules import script_rules
+from launcher.job.tiered_memory import WORKER_MEMORY_GIB
 from launcher.job.tiered_rules import tiered_rules
 from launcher.job.workload import (
     NUM_BYTE_TOKENS,
@@ -29,9 +30,6 @@ from launcher.job.workload import (
 from launcher.secrets import held_secrets
 
 Rule = Callable[[JobContent], Iterator[str]]
-
-WORKER_MEMORY_GIB = 1
-"""The agent, torch and the interpreter of each of a node's workers."""
 
 
 def broken_rules(job: JobContent) -> list[str]:

@@ -1,4 +1,4 @@
-"""How much of a node's memory checkpoints take, from the model's size alone. Pure."""
+"""How much of a node's memory checkpoints take, and what a pod's workers ask for. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from launcher.job.parameters import count_parameters
 from launcher.job.workload import MegatronTrainer, TorchTrainer
 from resilience.settings import TieredSettings
 
+WORKER_MEMORY_GIB = 1
+"""The agent, torch and the interpreter of each of a node's workers."""
 DAEMON_MIB = 1024
 """What memoryd takes beside the checkpoints, parts on their way to S3 among it."""
 
@@ -73,6 +75,18 @@ def budget_mib(job: JobContent, settings: TieredSettings) -> int:
 def tiered_mib(job: JobContent) -> int:
     """Return the memory in MiB that checkpoints and their daemon take on a node, 0 without."""
     return budget_mib(job, job.memoryd) + DAEMON_MIB if job.memoryd else 0
+
+
+def requested_memory_gib(job: JobContent) -> int | None:
+    """Return the memory that a pod's workers ask for, None where they ask for none.
+
+    Kubernetes gives no huge pages to a pod that asks for neither CPUs nor memory.
+    """
+    asked = job.resources
+    if asked.memory_gib or asked.num_cpus or not asked.hugepages_2mi_mib:
+        return asked.memory_gib
+    num_processes = job.trainer.workers_per_node + job.resilience.spares_per_node
+    return asked.shm_gib + num_processes * WORKER_MEMORY_GIB
 
 
 def shm_mib(job: JobContent) -> int:

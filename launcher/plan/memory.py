@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from launcher.job.content import TrainingContent
 from launcher.job.mmap_rules import num_positions
 from launcher.job.parameters import EXPERTS, layer_shapes, other_shapes
-from launcher.job.rules import WORKER_MEMORY_GIB
-from launcher.job.tiered_memory import tiered_mib
+from launcher.job.tiered_memory import WORKER_MEMORY_GIB, tiered_mib
 from launcher.job.workload import MegatronTrainer, Model, TorchTrainer
 from launcher.plan.activations import megatron_activations, torch_activations
 from launcher.plan.figure import GIB, MIB, Figure, add_up, in_gib

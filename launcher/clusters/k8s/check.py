@@ -7,8 +7,9 @@ from. Reads nothing but the text.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -25,6 +26,8 @@ TRAIN_JOB = "trainer.kubeflow.org/v1alpha1 TrainJob"
 TRAINING_RUNTIME = "trainer.kubeflow.org/v1alpha1 TrainingRuntime"
 _JOBS = (KUBERNETES_JOB, HYPERPOD_JOB, TRAIN_JOB)
 
+SHORT_BOOLEANS = ("tag:yaml.org,2002:bool", re.compile("[yYnN]$"), ["y", "Y", "n", "N"])
+"""Booleans to kubectl, and not to PyYAML: arguments of add_implicit_resolver."""
 _METADATA = {"$ref": "ObjectMeta", "required": ["name"]}
 _INSTANCE_LABEL = "node.kubernetes.io/instance-type"
 
@@ -40,7 +43,7 @@ def check_manifest(text: str) -> None:
     if not problems:
         problems = [*_joint_problems(documents)]
     if problems:
-        raise RecipeError("\n".join(f"manifest: {line}" for line in problems))
+        raise RecipeError("\n".join(f"manifest: {line}" for line in dict.fromkeys(problems)))
 
 
 def check_jobs(text: str) -> None:
@@ -85,7 +88,12 @@ def read_documents(text: str) -> list[_Document]:
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """A safe loader that refuses a key given twice, where others keep the last."""
+    """A safe loader that refuses a key given twice, where others keep the last.
+
+    As to kubectl, an unquoted y or n is true or false.
+    """
+
+    bool_values: ClassVar = {**yaml.SafeLoader.bool_values, "y": True, "n": False}
 
 
 def _construct_mapping(loader: Any, node: yaml.MappingNode) -> dict[Hashable, Any]:
@@ -105,6 +113,7 @@ def _construct_mapping(loader: Any, node: yaml.MappingNode) -> dict[Hashable, An
     return found
 
 
+_Loader.add_implicit_resolver(*SHORT_BOOLEANS)
 _Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 
 
@@ -200,8 +209,9 @@ def _service(documents: Sequence[_Document], template: _Document, where: str) ->
 
 
 def _config_maps(documents: Sequence[_Document], template: _Document, where: str) -> Iterator[str]:
-    """Hold what our own ConfigMap is mounted as against its name."""
-    own = [_["metadata"]["name"] for _ in documents if _["kind"] == "ConfigMap"]
+    """Hold what our own ConfigMap, which has the job, is mounted as against its name."""
+    maps = [_ for _ in documents if _["kind"] == "ConfigMap"]
+    own = [_["metadata"]["name"] for _ in maps if "job.json" in (_.get("data") or {})]
     mounted = [
         volume["configMap"]["name"]
         for volume in template["spec"].get("volumes") or ()

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from launcher.clusters.k8s.forms import amount, problem
+from launcher.clusters.k8s.token import SECRET_PATH, TOKEN_MODE
 
 _Fields = Mapping[str, Any]
 
@@ -57,7 +58,7 @@ def _number(value: Any) -> Decimal:
 
 def _pod(value: _Fields, where: str) -> Iterator[str]:
     """Hold mounts against volumes, and the ports of the node against those of containers."""
-    volumes = {volume["name"] for volume in value.get("volumes", ())}
+    volumes = {volume["name"]: volume for volume in value.get("volumes", ())}
     names = ", ".join(map(repr, sorted(volumes))) or "it has none"
     mounted = set()
     for path, each in _numbered(value, where, "initContainers", "containers"):
@@ -66,13 +67,23 @@ def _pod(value: _Fields, where: str) -> Iterator[str]:
             if mount["name"] not in volumes:
                 allowed = f"allowed: a volume of the pod: {names}"
                 yield problem(f"{mount_path}.name", mount["name"], allowed)
+            elif mount["mountPath"] == SECRET_PATH:
+                yield from _token_mode(volumes[mount["name"]], f"{where}.volumes")
         for port_path, port in _numbered(each, path, "ports"):
             number = port["containerPort"]
             if value.get("hostNetwork") and port.get("hostPort", number) != number:
                 allowed = f"allowed with hostNetwork: the container's, {number}"
                 yield problem(f"{port_path}.hostPort", port["hostPort"], allowed)
-    for name in sorted(volumes - mounted):
+    for name in sorted(volumes.keys() - mounted):
         yield problem(f"{where}.volumes", name, "allowed: volumes that a container mounts")
+
+
+def _token_mode(volume: _Fields, where: str) -> Iterator[str]:
+    """Hold the mode of the run's token against what agents and daemons accept."""
+    source = volume.get("projected") or volume.get("secret")
+    if source and (mode := source.get("defaultMode", 0o644)) & ~TOKEN_MODE:
+        field = f"{where} {volume['name']!r} defaultMode"
+        yield problem(field, oct(mode), f"allowed: {TOKEN_MODE:#o} or less")
 
 
 def _numbered(value: _Fields, where: str, *fields: str) -> Iterator[tuple[str, _Fields]]:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from launcher.clusters.agent import NO_INTENT, Intent, agent_config, run_config
-from launcher.clusters.k8s.check import check_jobs, check_manifest, read_job
+from launcher.clusters.k8s.check import SHORT_BOOLEANS, check_jobs, check_manifest, read_job
 from launcher.clusters.k8s.growth import OWNER_UID, growth_job, growth_range
 from launcher.clusters.k8s.security import has_efa
 from launcher.clusters.k8s.sidecar import PEERS_FILE, sidecar_config, sidecar_files
@@ -36,6 +36,13 @@ _JOIN_DEADLINE_S = 1800.0
 # A literal block holds these lines as they are. It begins unindented, since YAML takes the
 # indentation from the first line, and ends with one line break.
 _PLAIN_TEXT = re.compile(r"[!-~][\t -~]*\n([\t -~]*\n)*(?<!\n\n)")
+
+
+class _Dumper(yaml.SafeDumper):
+    """A safe dumper that quotes what kubectl would read as true or false."""
+
+
+_Dumper.add_implicit_resolver(*SHORT_BOOLEANS)
 
 
 def render_k8s(
@@ -74,7 +81,7 @@ def _render_growth(
         return {}
     base, own_class = read_job(manifest), job.k8s.growth_priority_class
     jobs = [growth_job(base, each, OWNER_UID, priority_class=own_class) for each in further]
-    texts = [yaml.safe_dump(each, sort_keys=False, width=_YAML_WIDTH) for each in jobs]
+    texts = [yaml.dump(each, Dumper=_Dumper, sort_keys=False, width=_YAML_WIDTH) for each in jobs]
     own = {"growth_jobs": texts, "owner_uid": OWNER_UID, "base": base["metadata"]["name"]}
     text = fill_template(templates, "k8s/growth.yaml.j2", {**values, **own})
     check_jobs(text)

@@ -46,12 +46,15 @@ def pod_security(cluster: K8sCluster) -> dict[str, Any]:
 
 
 def daemon_security(cluster: K8sCluster) -> dict[str, Any]:
-    """Return the security context of a container that needs no rights of its own."""
-    dropped = cluster.security.dropped_capabilities
+    """Return the security context of a container that needs no rights of its own.
+
+    What a privileged container asks for is for the workers alone.
+    """
+    own = cluster.security
+    dropped = ("ALL",) if own.privileged else own.dropped_capabilities
     fields: dict[str, Any] = {"capabilities": {"drop": dropped}} if dropped else {}
-    return (
-        fields if _may_escalate(cluster.security) else {"allowPrivilegeEscalation": False, **fields}
-    )
+    may_escalate = own.allow_privilege_escalation and not own.privileged
+    return fields if may_escalate else {"allowPrivilegeEscalation": False, **fields}
 
 
 def workers_security(job: Job, cluster: K8sCluster) -> dict[str, Any]:
@@ -76,10 +79,6 @@ def _added_capabilities(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
 
 def _is_not_root(own: SecurityContext) -> bool:
     return own.run_as_user != 0 if own.run_as_non_root is None else own.run_as_non_root
-
-
-def _may_escalate(own: SecurityContext) -> bool:
-    return own.allow_privilege_escalation or own.privileged
 
 
 def security_note(job: Job) -> str | None:

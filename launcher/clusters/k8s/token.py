@@ -9,13 +9,15 @@ from typing import Any
 from launcher.clusters.token import own_token_file, token_secret_name
 from launcher.job import Job
 
-_SECRET_PATH = "/etc/training-token"
+SECRET_PATH = "/etc/training-token"
+TOKEN_MODE = 0o440
+"""Kubernetes gives the file to root and the fs_group."""
 SECRET_KEY = "token"
 
 
 def token_path(job: Job) -> str:
     """Return the file in the pod that holds the token."""
-    return own_token_file(job) or f"{_SECRET_PATH}/{SECRET_KEY}"
+    return own_token_file(job) or f"{SECRET_PATH}/{SECRET_KEY}"
 
 
 def token_values(job: Job) -> dict[str, Any] | None:
@@ -23,8 +25,7 @@ def token_values(job: Job) -> dict[str, Any] | None:
     name = token_secret_name(job)
     if name is None:
         return None
-    # Kubernetes gives the file to root and the fs_group.
-    return {"name": name, "mount_path": _SECRET_PATH, "mode": 0o440}
+    return {"name": name, "mount_path": SECRET_PATH, "mode": TOKEN_MODE}
 
 
 def token_secret(job: Job, owner: Mapping[str, str]) -> dict[str, Any]:

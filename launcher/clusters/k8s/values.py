@@ -37,6 +37,7 @@ from launcher.job.cluster import K8sCluster, LogRule, Probe, Toleration
 from launcher.job.cluster_rules import REPLICA_NAME, REPLICATED_JOB, num_base_pods
 from launcher.job.environment import worker_environment
 from launcher.job.fields import time_limit_seconds
+from launcher.job.tiered_memory import requested_memory_gib
 from launcher.job.workload import Instance, TrainerSettings
 from launcher.support import notes
 from resilience.node_config import UNSTORED_STATUS
@@ -62,7 +63,6 @@ _OPERATOR_NAMESPACE = {"kubernetes.io/metadata.name": "aws-hyperpod"}
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
-_WORKER_MEMORY_GIB = 1
 _K8S_RETRIES_MAX = 6
 _FULL_RESTARTS_MAX = 1
 # HyperPod's operator takes no snooze without a period, and its own command line sets this one.
@@ -214,13 +214,8 @@ def _resources(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
             "hugepages-2Mi": _quantity(asked.hugepages_2mi_mib or None, "Mi"),
         }
     )
-    memory_gib = asked.memory_gib
-    if asked.hugepages_2mi_mib and not (asked.num_cpus or memory_gib):
-        # Kubernetes gives no huge pages to a pod that asks for neither CPUs nor memory.
-        num_processes = trainer.num_devices + job.resilience.spares_per_node
-        memory_gib = asked.shm_gib + num_processes * _WORKER_MEMORY_GIB
     num_cpus = asked.num_cpus or _share_of_cpus(trainer, instance)
-    amounts = _set(cpu=num_cpus, memory=_quantity(memory_gib, "Gi"))
+    amounts = _set(cpu=num_cpus, memory=_quantity(requested_memory_gib(job), "Gi"))
     limit = _set(memory=_quantity(job.k8s.security.memory_limit_gib, "Gi"))
     return amounts | fixed, limit | fixed
 

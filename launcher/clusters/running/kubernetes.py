@@ -96,7 +96,8 @@ class KubernetesRuns:
             pods = kubectl.ask("get", "pods", _selector(run), "--output=json") if job else ""
             uid, now = str(run.submitted.get("uid", "")), time.time()
             lost = [name for name in overdue_nodes(pods, now) if self._is_lost(run, name)]
-            warned = self._find_warnings(run) if any(pods_that_wait(pods, now)) else []
+            is_asked = job and (pods_that_wait(pods, now) or not objects.read_found(pods))
+            warned = self._find_warnings(run) if is_asked else []
             return read_objects(job, pods, uid, lost_nodes=lost, warned=warned, now=now)
         except OutsideError as error:
             return JobStatus(phase=Phase.UNREACHABLE, why=str(error))

@@ -7,7 +7,9 @@ from typing import Any
 
 from launcher.clusters.k8s.growth import NODE_LABEL
 from launcher.clusters.k8s.objects import SUCCEEDED, read_found, true_conditions, unix_s
+from launcher.job.cluster_rules import REPLICATED_JOB
 from launcher.monitor.duration import format_seconds
+from launcher.monitor.logs import plain
 from launcher.monitor.standing import JobStatus, Phase
 
 Pod = Mapping[str, Any]
@@ -38,7 +40,7 @@ def read_objects(
     """Return what a job and its pods say of a run at `now`, in unix seconds.
 
     An empty text is a job that is not there; `lost_nodes` are those that the cluster does not hear,
-    and `warned` its events about pods that wait.
+    and `warned` its warnings.
     Raises OutsideError where a text is no JSON.
     """
     job = next(iter(read_found(job_text)), None)
@@ -72,7 +74,7 @@ def read_objects(
         return JobStatus(phase=Phase.RUNNING, why=why, place=place)
     if "Suspended" in conditions:
         return JobStatus(phase=Phase.QUEUED, why="it is suspended, as by a queue")
-    why = why or ("its pods have not started" if pods else "no pod has been made yet")
+    why = why or ("its pods have not started" if pods else _no_pod_words(job, warned))
     return JobStatus(phase=Phase.QUEUED, why=why, place=place)
 
 
@@ -99,18 +101,35 @@ def warning_words(pods: Sequence[Pod], events: Sequence[Mapping[str, Any]]) -> s
     uids = {pod["metadata"].get("uid") for pod in pods}
     volumes = [each for pod in pods for each in pod["spec"].get("volumes") or ()]
     claims = {each.get("persistentVolumeClaim", {}).get("claimName") for each in volumes}
-    told = {
-        str(each.get("lastTimestamp") or each.get("eventTime")): (each, about)
+    told = [
+        each
         for each in events
         if (about := each["involvedObject"]).get("uid") in uids
         or (about["kind"] == "PersistentVolumeClaim" and about["name"] in claims)
         # The scheduler's are a condition of the pod as well.
         if each["reason"] != "FailedScheduling"
-    }
-    if not told:
+    ]
+    if not (last := max(told, key=_time_of, default=None)):
         return ""
-    last, about = told[max(told)]
-    return f"{len(pods)} pods do not begin, of {about['name']}: {_words(last)}"
+    return f"{len(pods)} pods do not begin, of {last['involvedObject']['name']}: {_words(last)}"
+
+
+def _no_pod_words(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
+    """Say that a job has no pod, and why by the cluster's newest warning about it.
+
+    A TrainJob's pods are those of a Job that JobSet makes.
+    """
+    metadata = job["metadata"]
+    names = {name := metadata.get("name"), f"{name}-{REPLICATED_JOB}-0"}
+    # An earlier job of the name may have had some as well.
+    since = metadata.get("creationTimestamp", "")
+    failed = [_ for _ in events if _["reason"] == "FailedCreate" and _time_of(_) >= since]
+    told = [each for each in failed if each["involvedObject"]["name"] in names]
+    return _join(["no pod has been made yet", _words(max(told, key=_time_of, default={}))])
+
+
+def _time_of(event: Mapping[str, Any]) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime"))
 
 
 def _is_overdue(pod: Pod, now: float) -> bool:
@@ -145,7 +164,15 @@ def _waiting_words(pod: Pod) -> str:
     for condition in _conditions(pod):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return _words(condition)
-    return next((_words(waiting) for each in _states(pod) if (waiting := each.get("waiting"))), "")
+    waiting = (each for each in _states(pod) if each.get("waiting"))
+    return next((_join([_words(each["waiting"]), _last_line(each)]) for each in waiting), "")
+
+
+def _last_line(state: Mapping[str, Any]) -> str:
+    """Return the last line that a container printed before it ended, if its node knows it."""
+    ended = state.get("terminated") or state["of"].get("lastState", {}).get("terminated") or {}
+    message = (ended.get("message") or "").strip()
+    return f"{state['of']['name']}: {plain(message.splitlines()[-1])}" if message else ""
 
 
 def _exit_words(pod: Pod) -> str:
@@ -154,7 +181,8 @@ def _exit_words(pod: Pod) -> str:
         ended = state.get("terminated")
         if ended and ended.get("exitCode"):
             reason = f" ({ended['reason']})" if ended.get("reason") else ""
-            return f"{pod['metadata']['name']} ended with exit status {ended['exitCode']}{reason}"
+            words = f"{pod['metadata']['name']} ended with exit status {ended['exitCode']}{reason}"
+            return _join([words, _last_line(state)])
     return ""
 
 
@@ -200,6 +228,7 @@ def _conditions(each: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _states(pod: Pod) -> list[Mapping[str, Any]]:
+    """Return the states of a pod's containers, each beside all that is known of its container."""
     status = pod.get("status", {})
     kinds = ("initContainerStatuses", "containerStatuses")
-    return [each.get("state", {}) for kind in kinds for each in status.get(kind) or ()]
+    return [{**_.get("state", {}), "of": _} for kind in kinds for _ in status.get(kind) or ()]

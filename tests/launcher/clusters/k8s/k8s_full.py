@@ -33,10 +33,10 @@ FULL = {
     "cluster.pre_script": "ulimit -l unlimited\n",
     "cluster.probes": {"startup": PROBE, "liveness": PROBE, "readiness": PROBE},
     "cluster.security": {
-        "privileged": True, "run_as_user": 1, "run_as_group": 1, "fs_group": 1,
+        "privileged": True, "run_as_user": 0, "run_as_group": 1, "fs_group": 1,
         "capabilities": ["IPC_LOCK"], "run_as_non_root": None,
-        "seccomp_profile": "RuntimeDefault", "allow_privilege_escalation": False,
-        "dropped_capabilities": ["ALL"], "service_account_token": False, "memory_limit_gib": 2048,
+        "seccomp_profile": "RuntimeDefault", "allow_privilege_escalation": True,
+        "dropped_capabilities": [], "service_account_token": False, "memory_limit_gib": 2048,
     },
     "cluster.run_policy.retries_max": 10,
     "cluster.run_policy.ttl_s": 60,

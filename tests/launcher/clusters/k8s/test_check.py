@@ -118,6 +118,7 @@ POD = [
     ("pod", "spec tolerations 0 effect", "NoRun", "tolerations[0].effect 'NoRun'; allowed: 'NoEx"),
     ("pod", "spec tolerations 0 effect", "NoSchedule",
      "tolerations[0].effect 'NoSchedule'; allowed: 'NoExecute' with a time"),
+    ("pod", "spec tolerations 0 tolerationSeconds", -1, None),
     ("pod", "spec tolerations 0 value", "x",
      "tolerations[0].value 'x'; allowed: none with operator 'Exists'"),
     ("pod", "spec tolerations 1", {}, "tolerations[1].key None; allowed: none only with operator"),
@@ -135,6 +136,8 @@ POD = [
      "spec.volumes 'more'; allowed: volumes that a container mounts"),
     ("pod", "spec volumes 0 configMap name", "other",
      "spec.volumes configMap ['other']; allowed: with 'llama3-70b-pretrain'"),
+    ("pod", "spec volumes 4 projected defaultMode", 0o444,
+     "spec.volumes 'token' defaultMode '0o444'; allowed: 0o440 or less"),
 ]  # fmt: skip
 CONTAINER = [
     ("container", "image", " ", ".image ' '; allowed: text that is not empty"),
@@ -326,6 +329,8 @@ def test_manifest_with_one_wrong_value(
         pytest.param("a: [", "manifest: no YAML: while parsing", id="no-yaml"),
         pytest.param("a: 1\na: 2", "key 'a' stands there twice", id="key-twice"),
         pytest.param("1: 2", "key 1 is no text", id="key-is-no-text"),
+        pytest.param("y: 2", "key True is no text", id="boolean-to-kubectl"),
+        pytest.param("{kind: N, apiVersion: v1}", "kind False; allowed: text", id="value-too"),
         pytest.param("- a", "a document ['a']; allowed: a mapping", id="list"),
         pytest.param(
             "!!python/object/apply:os.getcwd []", "no YAML: could not determine", id="tag"
@@ -375,6 +380,8 @@ def test_two_jobs_are_refused() -> None:
 
 
 def test_further_kinds_of_a_team_are_let_through_with_sound_metadata() -> None:
+    own = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: zz, namespace: default}\ndata: {}"
+    check_manifest(f"{_full('job')}\n---\n{own}")
     extra = "apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: %s%s}\nspec: {}"
     check_manifest(f"{_full('job')}\n---\n{extra % ('x', ', namespace: default')}")
 

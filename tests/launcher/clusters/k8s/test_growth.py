@@ -187,7 +187,7 @@ def test_a_job_of_hyperpods_operator_has_no_further_jobs_with_a_class() -> None:
 
 def test_rendered_growth_jobs_are_those_that_start() -> None:
     """Of three nodes one is the fewest; a fourth may come later."""
-    job = elastic_job("+cluster.annotations={odd: \"a: 'b' # \\u00e9\"}")
+    job = elastic_job("+cluster.annotations={odd: \"a: 'b' # \\u00e9\", bare: 'y'}")
     files = rendered(job)
     found = read_documents(files[GROWTH])
 

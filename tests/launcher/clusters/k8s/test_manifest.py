@@ -68,11 +68,6 @@ POD_FIELDS = [
             "labelSelector": {"matchLabels": {"training-recipes/job": "llama3-tiny-pretrain"}},
         }}],
     ),
-    ("security.privileged", True, "spec containers 0 securityContext", {"privileged": True}),
-    (
-        "security.capabilities", ["KILL"], "spec containers 0 securityContext",
-        {"allowPrivilegeEscalation": False, "capabilities": {"add": ["KILL"], "drop": ["ALL"]}},
-    ),
     ("security.dropped_capabilities", ["KILL"], "spec containers 0 securityContext capabilities",
      {"drop": ["KILL"]}),
     ("security.allow_privilege_escalation", True, "spec containers 0 securityContext",

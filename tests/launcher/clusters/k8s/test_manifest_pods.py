@@ -42,7 +42,13 @@ def test_pod_on_an_instance_of_aws_has_its_devices_share_of_the_cpus(
 
 
 PATH = {"path": "/a", "mount_path": "/b"}
-ROOT = {"cluster.security.run_as_user": 0}
+OWN = "cluster.security"
+ROOT = {f"{OWN}.run_as_user": 0}
+PRIVILEGED = {
+    f"{OWN}.privileged": True,
+    f"{OWN}.allow_privilege_escalation": True,
+    f"{OWN}.dropped_capabilities": [],
+}
 
 
 @pytest.mark.parametrize(
@@ -52,7 +58,8 @@ ROOT = {"cluster.security.run_as_user": 0}
         pytest.param(ROOT, ["IPC_LOCK"], id="efa"),
         pytest.param({**ROOT, "instance.num_efa": 0}, None, id="no-efa"),
         pytest.param({**ROOT, "cluster.security.capabilities": []}, None, id="refused"),
-        pytest.param({**ROOT, "cluster.security.privileged": True}, None, id="privileged-has-it"),
+        pytest.param({**ROOT, **PRIVILEGED}, None, id="privileged-has-it"),
+        pytest.param({**ROOT, f"{OWN}.capabilities": ["KILL"]}, ["KILL"], id="as-asked"),
     ],
 )
 def test_pod_of_root_with_efa_may_lock_memory(changes: dict[str, Any], expected: object) -> None:
@@ -81,6 +88,46 @@ def test_pods_of_shipped_recipes_have_the_rights_of_level_restricted(
     assert security_note(job) is None
 
 
+def test_privileged_workers_have_a_daemon_without_rights() -> None:
+    spec = pod(k8s_job("job", PRIVILEGED, "llama/llama3_tiny_tiered"))["spec"]
+
+    assert at(spec, "containers 0 securityContext") == {"privileged": True}
+    locked = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert at(spec, "initContainers 0 securityContext") == locked
+
+
+NAMES = r"AUDIT_CONTROL\|.*\|WAKE_ALARM"
+LIMIT, IN_SHM = f"{OWN}.memory_limit_gib", {"resources.shm_gib": 9}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("job", {f"{OWN}.privileged": True},
+         "privileged true gives .*; allowed with it: allow_privilege_escalation true and dropped"),
+        ("job", PRIVILEGED | {f"{OWN}.dropped_capabilities": ["ALL"]}, "allowed with it: "),
+        ("job", {**ROOT, f"{OWN}.capabilities": ["CAP_IPC_LOCK"]}, f"allowed: {NAMES}"),
+        ("job", {**ROOT, f"{OWN}.capabilities": ["ALL"]}, f"allowed: {NAMES}"),
+        ("job", {f"{OWN}.dropped_capabilities": ["NOSUCHCAP"]}, rf"allowed: ALL\|{NAMES}"),
+        ("job", {f"{OWN}.capabilities": ["KILL"]}, r"\['KILL'\] needs run_as_user 0: only root"),
+        ("job", {**ROOT, f"{OWN}.capabilities": ["KILL"], f"{OWN}.dropped_capabilities": ["KILL"]},
+         r"capabilities and dropped_capabilities have \['KILL'\]; allowed: one"),
+        ("job", {LIMIT: 8, **IN_SHM}, f"{LIMIT} 8; allowed: 9, .* to 4096, which is instance"),
+        ("job", {LIMIT: 19, "resources.memory_gib": 20}, f"{LIMIT} 19; allowed: 20, which"),
+        ("job", {LIMIT: 10, "resources.hugepages_2mi_mib": 2, **IN_SHM}, "10; allowed: 1[1-9], "),
+        ("job", {LIMIT: 4097}, f"{LIMIT} 4097; allowed: 1, .* to 4096, which is instance.memory"),
+        ("hyperpod", {LIMIT: 1}, f"{LIMIT} 1; allowed: 3, which is requested or in /dev/shm"),
+    ],
+)  # fmt: skip
+def test_rights_and_limits_that_no_pod_can_have_are_refused(
+    kind: str, changes: dict[str, Any], message: str
+) -> None:
+    recipe = "llama/llama3_tiny_tiered" if kind == "hyperpod" else TINY
+
+    with pytest.raises(ValueError, match=f"(?m){message}"):
+        k8s_job(kind, changes, recipe)
+
+
 @pytest.mark.parametrize(
     ("changes", "level", "keys"),
     [
@@ -90,7 +137,7 @@ def test_pods_of_shipped_recipes_have_the_rights_of_level_restricted(
         ),
         pytest.param(ROOT, "privileged", "the capability IPC_LOCK", id="root-with-efa"),
         pytest.param(
-            {"cluster.security.privileged": True, "cluster.security.seccomp_profile": "Unconfined"},
+            {**PRIVILEGED, "cluster.security.seccomp_profile": "Unconfined"},
             "privileged", "cluster.security.privileged, cluster.security.seccomp_profile", id="all",
         ),
         pytest.param(

@@ -35,6 +35,11 @@ UNSCHEDULABLE = {
     "reason": "Unschedulable",
     "message": "0/4 nodes are available: 4 Insufficient nvidia.com/gpu.",
 }
+CRASHED = {
+    "waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"},
+    "last": {"exitCode": 1, "message": "Traceback\nmemoryd: /token is open to others\x1b[0m\n"},
+}
+LAST = "memoryd: /token is open to others\\x1b[0m"
 PULL = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "a:1"'}
 
 
@@ -50,7 +55,8 @@ def pod(
     node: str = "",
     name: str = "a-0",
 ) -> dict[str, Any]:
-    containers = [{"name": "node", "state": state}] if state else []
+    last = {"terminated": state["last"]} if state and "last" in state else {}
+    containers = [{"name": "node", "state": state, "lastState": last}] if state else []
     status = {"phase": phase, "conditions": list(conditions), "containerStatuses": containers}
     spec = {"nodeName": node} if node else {}
     return {"metadata": {"name": name}, "spec": spec, "status": status}
@@ -69,6 +75,10 @@ def pod(
                      f"Unschedulable: {UNSCHEDULABLE['message']}", id="no-room"),
         pytest.param(job(), [pod("Pending", state={"waiting": PULL})], Phase.QUEUED,
                      f"ImagePullBackOff: {PULL['message']}", id="no-image"),
+        pytest.param(job(), [pod("Pending", state=CRASHED)], Phase.QUEUED,
+                     f"CrashLoopBackOff: back-off 10s; node: {LAST}", id="last-line-of-a-crash"),
+        pytest.param(job(), [pod("Running", state={"terminated": CRASHED["last"]})], Phase.RUNNING,
+                     f"a-0 ended with exit status 1; node: {LAST}", id="last-line-of-a-failure"),
         pytest.param(job(), [pod("Running", node="n1"), pod("Pending", name="a-1")],
                      Phase.RUNNING, "", id="running"),
         pytest.param(job(), [pod("Running", state={"terminated": {"exitCode": 7}})], Phase.RUNNING,
@@ -398,6 +408,21 @@ def test_status_says_what_a_pod_that_cannot_mount_a_volume_waits_for(
     assert said.phase is without.phase is Phase.QUEUED
     assert said.why == f"ContainerCreating; 1 pods do not begin, of a-0: FailedMount: {MOUNT}"
     assert without.why == "ContainerCreating", "not everybody may read events"
+
+
+@pytest.mark.parametrize("of", ["a", "a-node-0"])
+def test_status_says_why_no_pod_is_made(of: str) -> None:
+    made = job(name="a", creationTimestamp="2026-11-24T10:00:02Z")
+    refused = warning("FailedCreate", "violates PodSecurity", of, "Job", s=9)
+    before = warning("FailedCreate", "quota", of, "Job", s=5)
+    others = warning("FailedCreate", "x", "b", "Job", s=10), warning("Other", "x", of, "Job", s=11)
+    earlier = warning("FailedCreate", "of an earlier job", of, "Job", s=1)
+
+    told, old = (read_objects(made, "", "1", warned=[*others, each]) for each in (refused, earlier))
+
+    assert told.why == "no pod has been made yet; FailedCreate: violates PodSecurity"
+    assert old.why == "no pod has been made yet"
+    assert read_objects(made, "", "1", warned=[refused, before]).why == told.why
 
 
 EXEC = """#!/bin/sh
