@@ -98,13 +98,18 @@ class Node:
 
     def workers(self) -> list[int]:
         """Return the processes of the run's agent's children: the zygote's among them."""
-        (agent,) = _children(self.run.agents[self.name].pid)
-        return _children(agent)
+        (agent,) = children(self.run.agents[self.name].pid)
+        return children(agent)
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started."""
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     return [int(word) for word in text.split()]
+
+
+(_PORT,) = free_ports(1)
+"""Where the agents of this process's tests find each other: another process has its own."""
 
 
 def start_body(rank: int = 0, hosts: Sequence[str] = ("127.0.0.1",), **more: Any) -> dict[str, Any]:
@@ -114,7 +119,7 @@ def start_body(rank: int = 0, hosts: Sequence[str] = ("127.0.0.1",), **more: Any
         "nnodes": len(hosts),
         "faultCount": 0,
         "master_addr": hosts[0],
-        "master_port": "",
+        "master_port": _PORT,
         "ipVersion": "v0",
         "rankIps": [{"rank": each, "ip": host} for each, host in enumerate(hosts)],
         "spare": False,
