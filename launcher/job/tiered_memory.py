@@ -1,4 +1,4 @@
-"""How much of a node's memory checkpoints take, and what a pod's workers ask for. Pure."""
+"""Memory of a node that checkpoints take, and that a pod's workers ask for. Pure."""
 
 from __future__ import annotations
 

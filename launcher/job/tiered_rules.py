@@ -21,7 +21,7 @@ _WHERE = "resilience.tiered"
 STORE_URL = f"{_WHERE}.store.url"
 """Key that may be null in conf/, not in a job that runs: only whoever runs it knows its bucket."""
 OPERATOR_PORT = 8080
-"""Where HyperPod's operator reaches the agent."""
+"""Port at which HyperPod's operator reaches the agent."""
 PEER_PORT = 9201
 """Where each node has an address of its own and the recipe names no port; AWS's has 9200."""
 STORE_URL_FORM = "s3://BUCKET/PREFIX"

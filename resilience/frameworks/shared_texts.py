@@ -23,14 +23,14 @@ def begin_texts(
     """
     packed = own.encode()
 
-    def begin(width: int) -> tuple[torch.Tensor, dist.Work | None]:
+    def send(width: int) -> tuple[torch.Tensor, dist.Work | None]:
         rows = torch.zeros(num_ranks, _HEAD + width, dtype=torch.uint8)
         row = bytearray(len(packed).to_bytes(_HEAD, "big") + packed[:width])
         rows[rank, : len(row)] = torch.frombuffer(row, dtype=torch.uint8)
         return rows, dist.all_reduce(rows, async_op=True) if num_ranks > 1 else None
 
     width = max([width_min, *(2 * len(each.encode()) for each in before)])
-    rows, work = begin(width)
+    rows, work = send(width)
 
     def end() -> list[str]:
         nonlocal rows, work, width
@@ -43,6 +43,6 @@ def begin_texts(
                 texts = zip(found, lengths, strict=True)
                 return [each[_HEAD : _HEAD + length].decode() for each, length in texts]
             width = max(lengths)
-            rows, work = begin(width)
+            rows, work = send(width)
 
     return end

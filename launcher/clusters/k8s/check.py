@@ -175,7 +175,7 @@ def _runtime(documents: Sequence[_Document], job: _Document) -> Iterator[str]:
     """Hold a TrainJob against the runtime that it names, whose pods are the run's."""
     if _kind(job) != TRAIN_JOB:
         return
-    names = [_["metadata"]["name"] for _ in documents if _kind(_) == TRAINING_RUNTIME]
+    names = [each["metadata"]["name"] for each in documents if _kind(each) == TRAINING_RUNTIME]
     if names != [name := job["spec"]["runtimeRef"]["name"]]:
         allowed = f"allowed: the manifest's one {TRAINING_RUNTIME}: {', '.join(names) or 'none'}"
         yield problem("TrainJob.spec.runtimeRef.name", name, allowed)
@@ -202,7 +202,7 @@ def _service(documents: Sequence[_Document], template: _Document, where: str) ->
         if document["kind"] == "Service" and document["spec"].get("clusterIP") == "None"
     ]
     # JobSet makes one of its own name.
-    services += [_["metadata"]["name"] for _ in documents if _kind(_) == TRAIN_JOB]
+    services += [each["metadata"]["name"] for each in documents if _kind(each) == TRAIN_JOB]
     if subdomain is not None and subdomain not in services:
         allowed = f"allowed: a headless Service of the manifest: {', '.join(services) or 'none'}"
         yield problem(f"{where}.spec.subdomain", subdomain, allowed)
@@ -210,8 +210,8 @@ def _service(documents: Sequence[_Document], template: _Document, where: str) ->
 
 def _config_maps(documents: Sequence[_Document], template: _Document, where: str) -> Iterator[str]:
     """Hold what our own ConfigMap, which has the job, is mounted as against its name."""
-    maps = [_ for _ in documents if _["kind"] == "ConfigMap"]
-    own = [_["metadata"]["name"] for _ in maps if "job.json" in (_.get("data") or {})]
+    maps = [each for each in documents if each["kind"] == "ConfigMap"]
+    own = [each["metadata"]["name"] for each in maps if "job.json" in (each.get("data") or {})]
     mounted = [
         volume["configMap"]["name"]
         for volume in template["spec"].get("volumes") or ()

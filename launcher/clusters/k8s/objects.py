@@ -136,8 +136,8 @@ def _description(found: Found, now: float) -> str:
 def removal(found: Found) -> tuple[tuple[str, ...], str]:
     """Return kubectl's words that remove an object of this uid alone, and their input.
 
-    What belongs to the object goes before it does. Of a TrainJob it goes after: Trainer lets nobody
-    change one whose runtime is gone, not even to take off the finalizer that waits for the rest.
+    Dependents go before the object. Those of a TrainJob go after it: Trainer refuses each change of
+    one whose runtime is gone, and so its finalizer would stay.
     """
     metadata, version = found["metadata"], found["apiVersion"]
     root = "api/v1" if version == "v1" else f"apis/{version}"

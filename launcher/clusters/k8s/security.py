@@ -1,4 +1,4 @@
-"""What the pods may do on their nodes, and the level of PodSecurity that admits them. Pure."""
+"""Rights of the pods on their nodes, and the level of PodSecurity that admits them. Pure."""
 
 from __future__ import annotations
 

@@ -21,8 +21,6 @@ from resilience.settings import TieredSettings
 CONFIG_PATH = "/etc/training"
 """Where the ConfigMap is mounted in the pod."""
 
-SERVER_PORT = OPERATOR_PORT
-"""Where HyperPod's operator reaches the agent."""
 
 POD_NAME = "LAUNCHER_POD_NAME"
 POD_IP = "LAUNCHER_POD_IP"
@@ -93,7 +91,7 @@ def _command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
 
 def _operator_options(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
     """Return by whom the agent lets itself be started and stopped."""
-    words = [f"--operator-port={SERVER_PORT}"]
+    words = [f"--operator-port={OPERATOR_PORT}"]
     words += [f"--operator-from={each}" for each in cluster.operator_from or _PRIVATE]
     if job.memoryd and job.num_nodes_max > 1 and not job.resizes_by_restart:
         words.append(f"--operator-peer-port={peer_port(job.memoryd)}")

@@ -35,7 +35,7 @@ _WITHOUT_POLICY = "nothing was created; cluster.network_policy=false leaves the 
 _OLD_SECRET_S = 30.0
 """How long the Secret of an earlier job of this name may take to go with it."""
 _JOBSET_S = 30.0
-"""How long the controllers may take to make the Job of a TrainJob."""
+"""Seconds in which the controllers have to make the Job of a TrainJob."""
 _PAUSE_S = 1.0
 
 

@@ -28,7 +28,6 @@ from launcher.clusters.k8s.start import (
     K8S_NODE,
     POD_IP,
     POD_NAME,
-    SERVER_PORT,
     rendezvous_port,
 )
 from launcher.clusters.k8s.token import token_values
@@ -38,6 +37,7 @@ from launcher.job.cluster_rules import REPLICA_NAME, REPLICATED_JOB, num_base_po
 from launcher.job.environment import worker_environment
 from launcher.job.fields import time_limit_seconds
 from launcher.job.tiered_memory import requested_memory_gib
+from launcher.job.tiered_rules import OPERATOR_PORT
 from launcher.job.workload import Instance, TrainerSettings
 from launcher.support import notes
 from resilience.node_config import UNSTORED_STATUS
@@ -200,7 +200,7 @@ def literal(text: str) -> str:
 
 def _port(cluster: K8sCluster) -> dict[str, Any]:
     if cluster.job_kind == "hyperpod":
-        return {"name": "agent", "number": SERVER_PORT}
+        return {"name": "agent", "number": OPERATOR_PORT}
     return {"name": "rendezvous", "number": rendezvous_port(cluster)}
 
 

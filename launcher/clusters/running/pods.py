@@ -123,8 +123,8 @@ def _no_pod_words(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -
     names = {name := metadata.get("name"), f"{name}-{REPLICATED_JOB}-0"}
     # An earlier job of the name may have had some as well.
     since = metadata.get("creationTimestamp", "")
-    failed = [_ for _ in events if _["reason"] == "FailedCreate" and _time_of(_) >= since]
-    told = [each for each in failed if each["involvedObject"]["name"] in names]
+    failed = (each for each in events if each["reason"] == "FailedCreate")
+    told = [e for e in failed if e["involvedObject"]["name"] in names and _time_of(e) >= since]
     return _join(["no pod has been made yet", _words(max(told, key=_time_of, default={}))])
 
 
@@ -231,4 +231,4 @@ def _states(pod: Pod) -> list[Mapping[str, Any]]:
     """Return the states of a pod's containers, each beside all that is known of its container."""
     status = pod.get("status", {})
     kinds = ("initContainerStatuses", "containerStatuses")
-    return [{**_.get("state", {}), "of": _} for kind in kinds for _ in status.get(kind) or ()]
+    return [{**own.get("state", {}), "of": own} for kind in kinds for own in status.get(kind) or ()]

@@ -1,4 +1,4 @@
-"""What HyperPod's operator sends: the bodies of its requests, checked field by field. Pure."""
+"""Bodies of the requests of HyperPod's operator, checked field by field. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Body(BaseModel):
 
 
 class RankAddress(_Body):
-    """Where the node of a rank is."""
+    """Address of the node of a rank."""
 
     rank: _Rank
     ip: IPvAnyAddress
@@ -74,7 +74,7 @@ class StartBody(UpdateBody):
 
 
 class StopBody(_Body):
-    """How the node's part of the run is to end."""
+    """An order to end the node's part of the run."""
 
     is_graceful: bool = False
     timeout: _Seconds | None = None

@@ -1,4 +1,4 @@
-"""What an agent is told of the operator that starts and stops its runs."""
+"""Options of an agent whose runs an operator starts and stops."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ class _Run:
         self._kill_s = min(self._kill_s, now_s)
         if now_s >= self._kill_s + _KILL_S:
             raise TimeoutError("a process of the run outlives SIGKILL; the node is lost")
-        # Whoever is left when the agent has ended is a child of this process.
+        # Processes that outlive the agent become children of this one.
         own = os.getpid()
         left = [pid for pid, each in read_processes().items() if each.parent == own]
         for pid in left:

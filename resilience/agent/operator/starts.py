@@ -9,7 +9,7 @@ from resilience.agent.operator.commands import UpdateBody
 from resilience.agent.operator.states import RefusalError
 
 _PORT = 29500
-"""Where agents find each other, unless the operator names a port."""
+"""Port at which agents find each other, unless the operator names another."""
 
 
 def refuse_size(options: argparse.Namespace, body: UpdateBody) -> None:

@@ -21,12 +21,12 @@ from resilience.agent.operator.commands import StartBody, StopBody, UpdateBody
 STOPPED_STATUS = 143
 """Exit status of a run that was asked to end, here or on another node."""
 HELD_S = 30.0
-"""How long a node stays RUNNING whose run was stopped by another node's /stop, before its own."""
+"""Seconds that a node stays RUNNING after another node's /stop has ended its run."""
 _WORKER = ("rank", "group_rank", "local_rank", "failed", "data")
 
 
 Status = Literal["init", "ready", "running", "completed", "faulted", "stopping", "shutdown"]
-"""What the operator reads as `status`."""
+"""The operator reads it as `status`."""
 MOVES: dict[Status, set[Status]] = {
     "init": {"ready", "shutdown"},
     "ready": {"running", "shutdown"},

@@ -208,7 +208,7 @@ def test_checkpointless_sets_the_restart_limits_of_hyperpod() -> None:
 @pytest.mark.parametrize(
     ("changes", "retries"),
     [
-        pytest.param({}, 6, id="nobody-has-said-any"),
+        pytest.param({}, 6, id="none-is-given"),
         pytest.param({"trainer.max_restarts": 4}, 4, id="restarts-of-the-recipe"),
         pytest.param({"cluster.run_policy.retries_max": 0}, 0, id="none-as-asked-for"),
     ],

@@ -174,7 +174,7 @@ def test_nothing_is_left_of_a_trainjob_that_cannot_be_created(
 
     found = [json.loads(line) for line in (stand_in / "removed").read_text().splitlines()]
     assert [each["preconditions"]["uid"] for each in found] == removed
-    # Trainer lets nobody take a finalizer off a TrainJob without its runtime.
+    # Trainer refuses to take a finalizer off a TrainJob without its runtime.
     of_job = [each for each in found if each["preconditions"]["uid"] == OWN_UID]
     assert all(each["propagationPolicy"] == "Background" for each in of_job)
 

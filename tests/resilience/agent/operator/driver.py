@@ -54,7 +54,7 @@ class Node:
         self.wait("ready")
 
     def status(self) -> dict[str, Any]:
-        """Ask for the state, {} while nobody answers."""
+        """Ask for the state, {} while the port is closed."""
         with suppress(ConnectionError):
             status, content = call(self.port, "/status")
             assert status == 200, content

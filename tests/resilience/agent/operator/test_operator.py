@@ -97,7 +97,7 @@ def test_a_graceful_stop_ends_all_ranks_after_one_step_and_a_start_begins_again(
 
     assert time.monotonic() - at_s < 20
     assert node.seen[-3:] == ["running", "stopping", "ready"]
-    # Whoever was there has ended before the node was called ready.
+    # All processes have ended before the node was called ready.
     assert [pid for pid in before if Path(f"/proc/{pid}").exists()] == []
     node.command("/start", start_body(faultCount=1))
     node.wait_for_step(1)
