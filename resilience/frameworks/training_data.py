@@ -31,10 +31,11 @@ def check_data(loader: Any, *, rank: int, world_size: int, device: torch.device)
     digests = torch.zeros(world_size, dtype=torch.int64, device=device)
     digests[rank] = own
     dist.all_reduce(digests)
+    # All ranks say the same of a difference between them: the first that ends speaks for all.
     if own != int(digests[rank]):
         other = "of the process whose place it takes"
-    elif differing := (digests != own).nonzero().flatten().tolist():
-        other = f"of rank {differing[0]}"
+    elif differing := (digests != digests[0]).nonzero().flatten().tolist():
+        rank, other = differing[0], "of rank 0"
     else:
         return
     raise StateError(

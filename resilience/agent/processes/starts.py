@@ -1,7 +1,7 @@
 """Whether what does not start would start at another try. Pure.
 
-What was killed is tried again, and what ended by itself is tried again once: where it then ends
-with the same status and the same last words, it would do so for ever.
+What was killed is tried again, and so is what ended by itself, until it ends with a status and last
+words that an earlier try had: it would do so for ever.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Starts:
         self._ends: set[tuple[int, str]] | None = None
         """How processes of the last start ended; None where it proves nothing."""
         self._before: set[tuple[int, str]] | None = None
+        """How processes of the starts before it did: the first to fail differs between starts."""
 
     def clear(self) -> None:
         """Note that a start has gone well."""
@@ -42,7 +43,11 @@ class Starts:
         """
         if number > self._newest:
             self.num += 1
-            self._newest, self._before, self._ends = newest, self._ends, set()
+            if self._ends is None:
+                self._before = None
+            else:
+                self._before = (self._before or set()) | self._ends
+            self._newest, self._ends = newest, set()
         if status is None or status < 0:
             self._ends = None
         if self._ends is None or status is None:
@@ -96,4 +101,4 @@ class Tries:
         number = worker.generation
         if not self._programs.fail(number, worker.status, worker.last_words, newest=number):
             return None
-        return worker.describe_end(" in two starts, one after the other")
+        return worker.describe_end(" in two starts")

@@ -21,6 +21,7 @@ End = tuple[int, int | None, str]
         pytest.param([(0, None, ""), (1, None, "")], False, id="never-forked"),
         pytest.param([(0, 1, "no"), (1, -9, ""), (2, 1, "no")], False, id="killed-between"),
         pytest.param([(0, 1, "no"), (1, 1, "yes"), (2, 1, "yes")], True, id="same-again"),
+        pytest.param([(0, 1, "no"), (1, 1, "yes"), (2, 1, "no")], True, id="by-turns"),
     ],
 )
 def test_same_end_twice_in_a_row_would_come_again(ends: list[End], comes_again: bool) -> None:
@@ -65,7 +66,7 @@ def test_program_that_ran_for_a_minute_had_begun(age_s: float, comes_again: bool
     tries = Tries()
     found = [tries.give_up_program(Ended(generation), age_s) for generation in range(2)]
 
-    assert found == [None, "ended in two starts, one after the other" if comes_again else None]
+    assert found == [None, "ended in two starts" if comes_again else None]
 
 
 class Ended(Worker):
