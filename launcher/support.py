@@ -14,7 +14,8 @@ from launcher.clusters.k8s.start import run_path
 from launcher.clusters.token import token_secret_name
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job
-from launcher.job.cluster import HostPath, K8sCluster, PersistentVolumeClaim
+from launcher.job.cluster import HostPath, K8sCluster, PersistentVolumeClaim, SlurmCluster
+from launcher.job.cluster_rules import requeues_at_limit
 from launcher.job.idle import idle_note
 from launcher.job.recovery_rules import shared_fate_note
 from launcher.job.tiered_rules import STORE_URL, STORE_URL_FORM
@@ -41,7 +42,7 @@ def notes(job: Job, *, has_default_image: bool = True) -> list[str]:
     """
     idle = idle_note(job.training) if job.training else None
     told = [unmounted_inputs(job), awaited_secret(job), idle, shared_fate_note(job)]
-    told.append(security_note(job))
+    told += [security_note(job), partition_limit(job)]
     if has_default_image:
         told.append(unpublished_image(job))
     return [*refusals(job), *(note for note in told if note)]
@@ -237,6 +238,16 @@ def unmounted_inputs(job: Job) -> str | None:
     if not missing:
         return None
     return f"{', '.join(missing)}: on no volume, so the image has to hold it"
+
+
+def partition_limit(job: Job) -> str | None:
+    """Say that the limit of a Slurm partition may end a run for good, None where it does not."""
+    if not isinstance(job.cluster, SlurmCluster) or job.time_limit or requeues_at_limit(job):
+        return None
+    return (
+        "time_limit null leaves the run to its partition's limit (DefaultTime or else MaxTime of "
+        "`scontrol show partition`). Slurm does not queue it again then; set time_limit"
+    )
 
 
 def is_installed(module: str) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from launcher.clusters.agent import NO_INTENT, Intent, agent_command, agent_config, run_config
 from launcher.clusters.memoryd import memoryd_config
+from launcher.clusters.passed import passed_on_node
 from launcher.clusters.sbatch_lines import check_option, option_line, parse_option_line
 from launcher.clusters.token import own_token_file
 from launcher.errors import RecipeError
@@ -72,6 +73,7 @@ def render_slurm(
         "num_efa": job.instance.num_efa,
         "num_files": _FILES + _FILES_OF_RANK * job.num_nodes_max * job.trainer.workers_per_node,
         "num_gpus": job.trainer.num_devices if job.instance.accelerator == "gpu" else 0,
+        "passed": passed_on_node(job),
         "secrets": sorted(cluster.secrets.items()),
         "sizes": _node_counts(job),
         "is_checkpointless": job.resilience.checkpointless is not None,

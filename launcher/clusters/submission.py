@@ -6,7 +6,7 @@ import getpass
 import shlex
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ class Submission:
     uid: str = ""
     """What tells the job from a later one of its name, where the cluster has that."""
     warning: str = ""
-    """What did not work, though the job runs."""
+    """What did not work, or what the job may miss, though it runs."""
 
 
 def current_user() -> str:
@@ -43,18 +43,20 @@ def submitter(folder: Path) -> str:
 
 
 def run_program(
-    command: Sequence[str], folder: Path, text: str = "", timeout_s: float = _SUBMIT_TIMEOUT_S
-) -> str:
+    command: Sequence[str], folder: Path, text: str = "", timeout_s: float = _SUBMIT_TIMEOUT_S,
+    environment: Mapping[str, str] | None = None,
+) -> str:  # fmt: skip
     """Run a cluster's command in a folder, with a text as its input; return what it printed.
 
-    Blocks until the deadline at most. Raises OutsideError with the program's own
-    words where it is missing, fails, or does not end.
+    Without `environment` it has that of this process. Blocks until the deadline at most.
+    Raises OutsideError with the program's own words where it is missing, fails, or does not end.
     """
     shown = shlex.join(command)
     try:
         done = subprocess.run(
-            command, cwd=folder, input=text.encode(), capture_output=True, timeout=timeout_s
-        )
+            command, cwd=folder, env=environment, input=text.encode(), capture_output=True,
+            timeout=timeout_s,
+        )  # fmt: skip
     except FileNotFoundError as error:
         raise OutsideError(
             f"no program {command[0]!r} on this machine's PATH; submit from a node that has it, "

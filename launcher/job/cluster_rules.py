@@ -83,7 +83,7 @@ RESERVED_SBATCH_OPTIONS = frozenset(
         "job-name", "nodes", "ntasks", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "mem",
         "partition", "account", "qos", "reservation", "constraint", "exclude", "comment",
         "exclusive", "requeue", "no-requeue", "signal", "time", "output", "error", "open-mode",
-        "chdir", "wrap", "array", "export", "parsable", "wait", "test-only",
+        "chdir", "wrap", "array", "parsable", "wait", "test-only",
     }
 )  # fmt: skip
 

@@ -66,6 +66,18 @@ def test_what_has_no_runtime_here_is_refused(override: str, missing: str) -> Non
         check_runnable(shipped_job("llama/llama3_70b_pretrain", "slurm", [override]), "submit")
 
 
+def test_a_partition_s_limit_is_noted_where_it_ends_the_run_for_good() -> None:
+    """A run that goes on after its limit needs no note."""
+    for overrides, kind, is_noted in (
+        (["resilience.tiered=null"], "slurm", True),
+        (["resilience.tiered=null", "time_limit=1-00:00:00"], "slurm", False),
+        (["resilience.tiered=null"], "local", False),
+        ([], "slurm", False),
+    ):
+        told = notes(shipped_job(TINY, kind, overrides))
+        assert any("DefaultTime" in note for note in told) == is_noted, overrides
+
+
 HOST_PATH = "cluster.host_paths=[{path: /nvme, mount_path: /fsx/scratch}]"
 SHARED, OF_EACH_NODE = "cluster.run_path=/fsx/runs", "cluster.run_path=/fsx/scratch/runs"
 READ_ONLY = "cluster.host_paths=[{path: /nvme, mount_path: /fsx/scratch, read_only: true}]"
@@ -217,6 +229,8 @@ def test_each_shipped_recipe_says_all_that_keeps_it_from_running(recipe: str, cl
     told = _said(job)
     assert told == [" ".join(note.split()) for note in notes(job)]
     said = [note for note in told if not note.startswith("the pods wait for the Secret")]
+    # As of one that no rule queues again: a test above names these.
+    said = [note for note in said if not note.startswith("time_limit null")]
     assert said == expected
     assert _is_refused(job) == bool(expected)
 

@@ -48,7 +48,7 @@ class SlurmRuns:
 
     def submit(self, run: RunFolder) -> Submission:
         """Hand the run's script to sbatch. Raises OutsideError with its words."""
-        return submit_slurm(run.path)
+        return submit_slurm(run.path, run.job)
 
     def status(self, run: RunFolder) -> JobStatus:
         """Return what the controller says of the job, or the accounting where it has forgotten.

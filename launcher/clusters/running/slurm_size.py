@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from launcher.clusters.passed import sbatch_environment
 from launcher.clusters.running.cluster import ASK_TIMEOUT_S, RunFolder
 from launcher.clusters.running.requests import write_size
 from launcher.clusters.slurm import JOB_SCRIPT
@@ -142,7 +143,7 @@ def scale_job(run: RunFolder, num_nodes: int) -> None:
         if jobs:
             run_program(("scancel", "--quiet", *words, *jobs), run.path, timeout_s=ASK_TIMEOUT_S)
     for _ in range(plan.num_submitted):
-        run_program(_submission(run), run.path)
+        run_program(_submission(run), run.path, environment=sbatch_environment(run.job)[0])
 
 
 def check_owner(text: str, job_id: str, uid: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -145,15 +146,16 @@ def write_program(path: Path, commands: str) -> None:
 
 def test_job_id_is_what_sbatch_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    job = shipped_job("llama/llama3_tiny_pretrain", "slurm")
     with pytest.raises(OutsideError, match="no program 'sbatch'"):
-        submit_slurm(tmp_path)
+        submit_slurm(tmp_path, job)
 
     for printed in ("17", "17;east", "held for review"):
         write_program(tmp_path / "sbatch", f"echo '{printed}'")
         if printed.startswith("17"):
-            assert submit_slurm(tmp_path).job_id == "17"
+            assert submit_slurm(tmp_path, job).job_id == "17"
     with pytest.raises(OutsideError, match="printed no job id but 'held for review'"):
-        submit_slurm(tmp_path)
+        submit_slurm(tmp_path, job)
 
 
 SCONTROL = """\
@@ -192,11 +194,15 @@ def run_script(
     """
     programs = folder / "programs"
     programs.mkdir()
-    write_program(programs / "scontrol", scontrol)
-    write_program(programs / "srun", SRUN)
+    # The script would unset what the programs in place of Slurm's are told.
+    own = {name: env.pop(name) for name in tuple(env) if name.startswith(("SLURM", "BASH_FUNC"))}
+    told = {"NODES": nodes, **env}
+    prelude = "".join(f"export {name}={shlex.quote(text)}\n" for name, text in told.items())
+    write_program(programs / "scontrol", prelude + scontrol)
+    write_program(programs / "srun", prelude + SRUN)
     write_program(programs / "python", 'printf "%s\\n" "$@" >"agent-$SLURMD_NODENAME"')
     for name, commands in more.items():
-        write_program(programs / name, commands)
+        write_program(programs / name, prelude + commands)
     (folder / "job.json").write_text("{}")
     (folder / "job.sbatch").write_text(text)
     slurm = {
@@ -204,11 +210,10 @@ def run_script(
         "SLURM_SUBMIT_DIR": str(folder),
         "SLURM_JOB_NODELIST": "gone-1,gone-2",
         "SLURMD_NODENAME": "node-3",
-        "NODES": nodes,
     }
     return subprocess.run(
         ["bash", folder / "job.sbatch", *words],
-        env={"PATH": f"{programs}:{os.environ['PATH']}", **slurm, **env},
+        env={"PATH": f"{programs}:{os.environ['PATH']}", **slurm, **own},
         capture_output=True,
         text=True,
         timeout=60,

@@ -101,8 +101,9 @@ def submit_run(
 ) -> Run:
     """Submit the tiny Llama with other values from a folder that `prepare` makes."""
     prepare(folder)
-    write_files(folder, rendered(slurm_job(values)))
-    return Run(slurm, folder, submit_slurm(folder).job_id)
+    job = slurm_job(values)
+    write_files(folder, rendered(job))
+    return Run(slurm, folder, submit_slurm(folder, job).job_id)
 
 
 def submit_recipe(run_dir: Path, *words: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,41 @@ def test_secrets_reach_the_agents_and_nothing_else(
         text=True,
     )
     assert found.stdout == ""
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["submit", "by-hand"])
+def test_what_the_submitter_exports_reaches_the_agents_by_name_alone(
+    submit: Submit, monkeypatch: pytest.MonkeyPatch, by_hand: bool
+):
+    leaks = {"AWS_SECRET_ACCESS_KEY", "BASH_ENV", "PYTHONPATH", "WANDB_API_KEY", "a_variable"}
+    for name in leaks | {"LC_ALL", "EXPORTED"}:
+        monkeypatch.setenv(name, "/dev/null" if name == "BASH_ENV" else "C.UTF-8")
+    run = submit(cluster={"secrets": {"EXPORTED": {"file": None}}})
+    if by_hand:
+        run.end()
+        for seen in run.folder.glob("seen-*"):
+            seen.unlink()
+        job_id = run.slurm.ask("sbatch", "--parsable", "job.sbatch", folder=run.folder).strip()
+        run = replace(run, job_id=job_id)
+
+    for agent in run.seen(2):
+        assert agent["env"]["LC_ALL"] == agent["env"]["EXPORTED"] == "C.UTF-8"
+        assert {"HOME", "PATH", "SLURM_CONF", "SLURM_JOB_ID"} <= set(agent["env"])
+        # With it the node would load the login environment.
+        assert not (leaks | {"SLURM_GET_USER_ENV"}) & set(agent["env"])
+    assert run.end() == "COMPLETED"
+    unset = re.findall("unset:(.*); to pass", run.log())
+    assert [leaks <= set(names.split()) for names in unset] == ([True] if by_hand else [])
+
+
+def test_recipe_may_leave_the_environment_to_sbatch(
+    submit: Submit, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PYTHONPATH", "all of it")
+    run = submit(cluster={"extra_options": {"export": "ALL"}})
+
+    assert [agent["env"]["PYTHONPATH"] for agent in run.seen(2)] == ["all of it"] * 2
+    assert run.end() == "COMPLETED"
 
 
 def test_failing_agent_ends_the_other_nodes_and_gives_the_job_its_status(submit: Submit):

@@ -11,7 +11,7 @@ from launcher.clusters.sbatch_lines import option_line
 from launcher.clusters.slurm import JOB_SCRIPT
 from launcher.clusters.slurm_submit import submit_slurm
 from launcher.errors import OutsideError
-from tests.scenarios.slurm.jobs import Run, Slurm
+from tests.scenarios.slurm.jobs import Run, Slurm, slurm_job
 
 HOSTILE = [
     """it's "so" called""",
@@ -73,4 +73,4 @@ def test_refused_submission_has_the_words_of_sbatch(slurm: Slurm, tmp_path: Path
     (tmp_path / JOB_SCRIPT).write_text("#!/bin/bash\n#SBATCH --partition=absent\ntrue\n")
 
     with pytest.raises(OutsideError, match="invalid partition specified: absent"):
-        submit_slurm(tmp_path)
+        submit_slurm(tmp_path, slurm_job({}))

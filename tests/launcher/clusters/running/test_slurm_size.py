@@ -158,14 +158,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
         programs / "sbatch",
         '[ ! -e refuses ] || { echo "no more" >&2; exit 1; }\n'
         'id=$((18 + $(wc -l <submitted || echo 0))); echo "$@" >>submitted\n'
-        'echo "$id|PENDING||None" >>jobs; echo "$id"; cp -f "$NEXT" refuses 2>/dev/null || true',
+        'echo "$id|PENDING||None" >>jobs; echo "$id"; cp -f no refuses 2>/dev/null || true',
     )
     (folder / "submitted").touch()
     write_program(
         programs / "scancel", 'echo "$@" >>ended\nfor id; do sed -i "/^$id|/d" jobs; done'
     )
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-    monkeypatch.setenv("NEXT", str(tmp_path / "none"))
     return read_run_folder(folder)
 
 
@@ -199,16 +198,13 @@ def test_node_that_was_asked_to_leave_counts_no_more(run: RunFolder) -> None:
     assert not (run.path / "ended").exists()
 
 
-def test_second_call_does_what_a_first_one_has_left(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_call_does_what_a_first_one_has_left(run: RunFolder) -> None:
     (run.path / "own").write_text(shown("RUNNING", "2"))
     (run.path / "no").touch()
-    monkeypatch.setenv("NEXT", str(run.path / "no"))
     with pytest.raises(OutsideError, match="no more"):
         SlurmRuns().scale(run, 4)
     assert len((run.path / "submitted").read_text().splitlines()) == 1
-    monkeypatch.setenv("NEXT", "none")
+    (run.path / "no").unlink()
     (run.path / "refuses").unlink()
 
     SlurmRuns().scale(run, 4)
