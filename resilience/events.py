@@ -334,7 +334,7 @@ class _FileReader:
         self._num_lines += 1
         line = piece.removesuffix(b"\n")
         try:
-            event = _parse_line(line)
+            event = parse_line(line)
         except ValueError as error:
             self._num_foreign += 1
             where = f"{self._path.name}, line {self._num_lines}: {error}"
@@ -396,7 +396,7 @@ def read_events(log: Path) -> list[Event]:
     return events
 
 
-def _parse_line(line: bytes) -> Event | None:
+def parse_line(line: bytes) -> Event | None:
     """Return the line's event, or None for one that is empty or was cut short."""
     if not line:
         return None

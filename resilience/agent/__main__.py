@@ -110,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         services = _services(options, log_folder)
         events = node_events(options.run_dir / EVENTS_NAME, options.node_name)
         output = Output(events, log_folder, options.node_name)
+        output.tell_progress(os.environ, options.progress_steps)
         told = _note_start(options)
     except RecordError as error:
         return complain(str(error))

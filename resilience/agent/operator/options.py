@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, IPvAnyNetwork, PlainValidator
 
 from resilience.arguments import read_token
-from resilience.settings import Port
+from resilience.settings import Port, Whole
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -30,6 +30,10 @@ class OperatorOptions(BaseModel):
     """Port at which the nodes' checkpoint daemons find each other under the addresses that the
     operator gives; --node-name is the address of the node then (default: no daemon knows
     another)."""
+    progress_steps: Whole | None = None
+    """Steps of the whole run, 0 where their number is not known; with it the newest step is told
+    to Kubeflow's controller, where this one has given the pod KUBEFLOW_TRAINER_SERVER_URL
+    (default: nothing is told)."""
     operator_link: Annotated[tuple[int, ...] | None, PlainValidator(_numbers)] = None
     """Of no use by hand: what an agent that answers the operator tells the agent of a run."""
 

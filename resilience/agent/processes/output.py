@@ -9,13 +9,14 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from resilience.agent.operator.kubeflow import ProgressTeller, take_server
 from resilience.agent.processes.writer import Piece, Writer
 from resilience.events import EventFile, EventLog, EventLogError
 from resilience.plain_files import open_linkless
@@ -25,6 +26,8 @@ _CHUNK_BYTES = 1 << 16
 _LINE_BYTES_MAX = 1 << 20
 _NOTICE_S = 1.0
 """After so long an agent that has ended says that it waits for its folder."""
+_LAST_TELL_S = 5.0
+"""How long the end of a run that went well waits for its last step to be told; else a fifth."""
 _RETRY_S = 5.0
 """Before events are written again where the file took none."""
 _CONSOLE_DEADLINE_S = 5.0
@@ -159,9 +162,16 @@ class EventQueue:
         self._closing = threading.Event()
         self._num_lost = 0
         self._writer = Writer(self._write)
+        self._hear: Callable[[bytes], None] | None = None
+
+    def tell(self, hear: Callable[[bytes], None]) -> None:
+        """Have each further line heard as well."""
+        self._hear = hear
 
     def append(self, line: bytes) -> None:
         """Have a whole line written."""
+        if self._hear:
+            self._hear(line)
         self._writer.put(Piece(lines=line))
 
     def close(self, deadline_s: float = 0.0) -> int:
@@ -203,6 +213,13 @@ class Output:
         self.logs.prepare()
         # A full disk is no reason to stop a run that survives without its record.
         self._events = EventQueue(events, self.console.say)
+        self._progress: ProgressTeller | None = None
+
+    def tell_progress(self, variables: MutableMapping[str, str], num_steps: int | None) -> None:
+        """Tell steps, of so many in the whole run, to the server that variables name; None: not."""
+        if num_steps is not None and (server := take_server(variables)):
+            self._progress = ProgressTeller(server, num_steps, self.console.say)
+            self._events.tell(self._progress.note)
 
     def open_log(self) -> EventLog:
         """Return the log for the agent's own events."""
@@ -228,6 +245,8 @@ class Output:
         for kind, close in (("events", self._events.close), ("lines of workers", self.logs.close)):
             if num_lines := close(start_s + patience_s):
                 self.console.say(f"{num_lines} {kind} are lost: {folder} took none of them")
+        if self._progress:
+            self._progress.close(min(_LAST_TELL_S, patience_s / 5))
         self.console.close()
 
 

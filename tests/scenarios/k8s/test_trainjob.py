@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import random
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.launcher.command import launch
 from tests.scenarios.k8s.conftest import wait_until
-from tests.scenarios.k8s.test_pods import NAMESPACE, RUN_S, Pods
-from tests.scenarios.recovery.runs import FaultOutcome, check_no_step_lost, check_same_bits
+from tests.scenarios.k8s.test_pods import NAMESPACE, RUN_S, Pods, check_whole
+from tests.scenarios.recovery.runs import FaultOutcome
 
 QUEUES = f"""
 apiVersion: kueue.x-k8s.io/v1beta2
@@ -55,6 +56,13 @@ class TrainJobs(Pods):
         change = json.dumps({"spec": {"stopPolicy": policy}})
         self.ask("patch", "clusterqueue", "all", "--type=merge", f"--patch={change}")
 
+    def progress(self, run: str) -> dict[str, str]:
+        """Return what the TrainJob's status says of the run's steps."""
+        told = json.loads(self.ask("get", "trainjob", run, "--output=json"))
+        found = told["status"]["trainerStatus"]
+        values = {each["name"]: each["value"] for each in found["metrics"]}
+        return values | {"percent": str(found["progressPercentage"])}
+
     def told(self, *words: str) -> str:
         """Return what the launcher says of a run."""
         done = launch(*words, folder=self._folder)
@@ -75,6 +83,9 @@ def test_a_trainjob_goes_on_through_faults_and_through_a_suspension(runs: TrainJ
     chance = random.Random(seed)
     runs.submit("calm")
     undisturbed = runs.wait_for_end("calm")
+    assert {"percent": "100", "step": str(1 + runs.steps("calm")[-1])}.items() <= runs.progress(
+        "calm"
+    ).items()
 
     runs.submit("faults")
     killed, deleted = sorted(chance.sample(range(3, 60), 2))
@@ -85,6 +96,8 @@ def test_a_trainjob_goes_on_through_faults_and_through_a_suspension(runs: TrainJ
     gone = chance.choice(sorted(runs.names("faults")))
     runs.ask("delete", gone, "--wait=false")
     sys.stdout.write(f"seed {seed}: {victim} after {killed}, {gone} after {deleted}\n")
+    runs.wait_for_step("faults", max(deleted, killed + 10) + 10)
+    runs.drain("faults")
     assert "faults: running" in runs.told("status", "runs/faults")
     _check(runs, "faults", undisturbed)
     assert "faults: succeeded" in runs.told("status", "runs/faults")
@@ -110,13 +123,30 @@ def test_a_trainjob_goes_on_through_faults_and_through_a_suspension(runs: TrainJ
     wait_until(lambda: not runs.ask("get", OBJECTS, "--output=name").split(), limit_s=RUN_S)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(4 * RUN_S)
+def test_an_elastic_trainjob_changes_its_size_and_keeps_its_bits(runs: TrainJobs) -> None:
+    submit = partial(runs.submit, recipe="tiny_elastic", num_steps=300)
+    submit("steady", "resilience.elastic.nodes_max=3")
+    undisturbed = runs.wait_for_end("steady")
+
+    submit("sized", "resilience.elastic.nodes_max=3")
+    runs.wait_for_step("sized", 10)
+    for num_nodes in (3, 1, 2):
+        runs.told("scale", "runs/sized", f"nodes={num_nodes}", "--wait")
+        assert len(runs.names("sized")) == num_nodes
+    outcome = check_whole(runs, "sized", undisturbed)
+
+    opened = [each.fields["world_size"] for each in outcome.named("generation_opened")]
+    assert opened == [2, 3, 1, 2]
+    runs.told("clean", "runs/sized")
+    runs.told("clean", "runs/steady")
+    wait_until(lambda: not runs.ask("get", OBJECTS, "--output=name").split(), limit_s=RUN_S)
+
+
 def _check(runs: TrainJobs, name: str, undisturbed: FaultOutcome) -> None:
-    """See a run end with the bits of the undisturbed one, and no step that was taken twice."""
-    outcome = runs.wait_for_end(name)
-    taken = runs.steps(name)
-    assert taken == sorted(set(taken))
-    check_no_step_lost(outcome.events)
-    check_same_bits(outcome, undisturbed)
+    """The same of a run that has kept its name all the time."""
+    outcome = check_whole(runs, name, undisturbed)
     (start,) = {str(each.fields["start"]) for each in outcome.named("agent_started")}
     sys.stdout.write(
         f"{name}: {len(outcome.named('agent_started'))} agents of the one run {start}\n"
