@@ -15,9 +15,7 @@ import yaml
 from launcher.clusters.agent import NO_INTENT, Intent, agent_config, run_config
 from launcher.clusters.k8s.check import SHORT_BOOLEANS, check_jobs, check_manifest, read_job
 from launcher.clusters.k8s.growth import OWNER_UID, growth_job, growth_range
-from launcher.clusters.k8s.security import has_efa
-from launcher.clusters.k8s.sidecar import PEERS_FILE, sidecar_config, sidecar_files
-from launcher.clusters.k8s.start import start_values
+from launcher.clusters.k8s.sidecar import sidecar_config, sidecar_peers
 from launcher.clusters.k8s.values import manifest_values
 from launcher.job import Job
 from launcher.rundir import JOB_FILE, NODE_FILE
@@ -53,20 +51,17 @@ def render_k8s(
     Raises RecipeError where a template fails, or what came out breaks a rule.
     """
     cluster = job.k8s
-    start = start_values(job, cluster) | {"has_efa": has_efa(job)}
-    script = fill_template(templates, "k8s/start.sh.j2", start)
-    texts = {JOB_FILE: job.to_json()}
+    values = manifest_values(job, cluster)
     agent = agent_config(job, join_deadline_s=_JOIN_DEADLINE_S)
     config = NodeConfig(run=run_config(job, intent), agent=agent, memoryd=sidecar_config(job))
-    texts[NODE_FILE] = config.to_json()
+    texts = {JOB_FILE: job.to_json(), NODE_FILE: config.to_json()}
     if cluster.pre_script is not None:
         texts["pre.sh"] = cluster.pre_script
-    texts["start.sh"] = script
-    if sidecar := sidecar_files(job, cluster):
-        texts["memoryd.sh"] = fill_template(templates, "k8s/memoryd.sh.j2", sidecar)
-        if sidecar["peers"]:
-            texts[PEERS_FILE] = sidecar["peers"]
-    values = manifest_values(job, cluster) | {"files": [_file(*item) for item in texts.items()]}
+    texts["start.sh"] = fill_template(templates, "k8s/start.sh.j2", values)
+    if peers := sidecar_peers(job, cluster):
+        texts["memoryd.sh"] = fill_template(templates, "k8s/memoryd.sh.j2", values)
+        texts["memoryd.peers"] = peers
+    values["files"] = [_file(*item) for item in texts.items()]
     text = fill_template(templates, f"k8s/{cluster.job_kind}.yaml.j2", values)
     check_manifest(text)
     return {MANIFEST: text, **_render_growth(job, text, templates, values)}

@@ -7,13 +7,12 @@ $(VARIABLE) in it; the words are quoted for the shell here.
 from __future__ import annotations
 
 import shlex
-from typing import Any
 
 from launcher.clusters.agent import agent_command
 from launcher.clusters.k8s.token import token_path
 from launcher.job import Job
 from launcher.job.cluster import RENDEZVOUS_PORT, K8sCluster
-from launcher.job.cluster_rules import num_base_pods, pods_name
+from launcher.job.cluster_rules import pods_name
 from launcher.job.tiered_rules import OPERATOR_PORT, PEER_PORT
 from launcher.job.workload import ScriptTrainer
 from launcher.rundir import JOB_FILE, NODE_FILE
@@ -44,28 +43,9 @@ def run_path(job: Job, cluster: K8sCluster) -> str:
     return f"{cluster.run_path}/{job.name}"
 
 
-def node_name(job: Job, cluster: K8sCluster) -> str:
-    """Return the pod's host name as a shell word, unless it shares the node's."""
-    return f'{shlex.quote(pods_name(job, cluster))}-"$JOB_COMPLETION_INDEX"'
-
-
-def start_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
-    """Return what the template of start.sh is filled with."""
-    return {
-        "job": job,
-        "cluster": cluster,
-        "config_path": CONFIG_PATH,
-        "has_pre_script": cluster.pre_script is not None,
-        "rendezvous_port": rendezvous_port(cluster),
-        "num_base_pods": num_base_pods(job, cluster),
-        "pods_name": pods_name(job, cluster),
-        "token_path": token_path(job),
-        "command": _command(job, cluster),
-    }
-
-
-def _command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
-    node = node_name(job, cluster)
+def start_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
+    """Return the words of the shell that start a pod's agent."""
+    node = f'{shlex.quote(pods_name(job, cluster))}-"$JOB_COMPLETION_INDEX"'
     run, endpoint = f'{shlex.quote(job.name)}-"${JOB_UID}"', '"$rdzv_endpoint"'
     options, daemon = _node_options(job), tuple[str, ...]()
     if cluster.job_kind == "hyperpod":

@@ -7,12 +7,13 @@ templates take the others from the job itself. Order is fixed everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from launcher.clusters.k8s.security import (
     daemon_security,
     efa_devices,
+    has_efa,
     pod_security,
     workers_security,
 )
@@ -29,11 +30,13 @@ from launcher.clusters.k8s.start import (
     POD_IP,
     POD_NAME,
     rendezvous_port,
+    run_path,
+    start_command,
 )
-from launcher.clusters.k8s.token import token_values
+from launcher.clusters.k8s.token import token_path, token_values
 from launcher.job import Job
-from launcher.job.cluster import K8sCluster, LogRule, Probe, Toleration
-from launcher.job.cluster_rules import REPLICA_NAME, REPLICATED_JOB, num_base_pods
+from launcher.job.cluster import K8sCluster
+from launcher.job.cluster_rules import REPLICA_NAME, REPLICATED_JOB, num_base_pods, pods_name
 from launcher.job.environment import worker_environment
 from launcher.job.fields import time_limit_seconds
 from launcher.job.tiered_memory import requested_memory_gib
@@ -58,8 +61,6 @@ _KEPT_ON_THEIR_NODES = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
 }
-_OPERATOR_NAMESPACE = {"kubernetes.io/metadata.name": "aws-hyperpod"}
-"""Labels of the namespace in which HyperPod's training operator runs, which asks each pod."""
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
@@ -76,62 +77,45 @@ _RESERVED_CPUS = 0.1
 
 
 def manifest_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
-    """Return the values for the template of the job's kind, all but the files' texts."""
+    """Return the values for the templates of the job's kind, all but the files' texts."""
     requests, limits = _resources(job)
     told = notes(job)
     return {
         "job": job,
         "cluster": cluster,
         "config_path": CONFIG_PATH,
+        "run_path": run_path(job, cluster),
+        "token_path": token_path(job),
+        "agent_command": start_command(job, cluster),
+        "port": rendezvous_port(cluster) if cluster.has_indexed_pods else OPERATOR_PORT,
         "job_label": JOB_LABEL,
         # Those of an elastic run belong to several Jobs.
         "pod_label": JOB_LABEL if job.resilience.elastic else "job-name",
+        "pods_name": pods_name(job, cluster),
+        "replica_name": REPLICA_NAME,
         "replicated_job": REPLICATED_JOB,
-        "network_peers": [*_network_peers(job, cluster)],
         "num_base_pods": num_base_pods(job, cluster),
         "has_copies": _has_copies(job, cluster),
+        "has_efa": has_efa(job),
         "notes": told,
-        "replica_name": REPLICA_NAME,
         **_metadata(job, cluster, told),
         "env": _env(job, cluster),
-        "ports": [_port(cluster)],
         "memoryd": sidecar_values(job),
         "token": token_values(job),
         "shm_size": shm_size(job),
         "requests": requests,
         "limits": limits,
         "node_selector": _node_selector(job.instance, cluster),
-        "tolerations": [_toleration(toleration) for toleration in cluster.tolerations],
         "probes": _probes(cluster),
         "pod_security": pod_security(cluster),
         "workers_security": workers_security(job, cluster),
         "daemon_security": daemon_security(cluster),
-        "run_policy": _run_policy(job, cluster),
+        "deadline_s": time_limit_seconds(job.time_limit) if job.time_limit else None,
+        "failed_pods_max": _failed_pods_max(job, cluster),
+        "final_statuses": (_REFUSED_STATUS, UNSTORED_STATUS),
+        "retries_max": _retries_max(job, cluster),
         "restart_policy": _restart_policy(job, cluster),
-        "elastic_policy": _elastic_policy(job),
-        "log_rules": [_log_rule(rule) for rule in cluster.run_policy.log_monitoring],
     }
-
-
-def _network_peers(job: Job, cluster: K8sCluster) -> Iterator[dict[str, Any]]:
-    """Yield who may connect to the job's pods, as a NetworkPolicy has it."""
-    if not cluster.network_policy or cluster.host_network:
-        return
-    yield _peer(pods={JOB_LABEL: job.name})
-    if cluster.job_kind == "hyperpod":
-        yield _peer(namespaces=_OPERATOR_NAMESPACE)
-    for each in cluster.network_policy_from:
-        if each.cidr:
-            yield {"ipBlock": {"cidr": each.cidr}}
-        else:
-            yield _peer(namespaces=each.namespace_labels, pods=each.pod_labels)
-
-
-def _peer(
-    namespaces: Mapping[str, str] | None = None, pods: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    named = {"namespaceSelector": namespaces, "podSelector": pods}
-    return {key: {"matchLabels": _sorted(to)} for key, to in named.items() if to is not None}
 
 
 def _has_copies(job: Job, cluster: K8sCluster) -> bool:
@@ -198,12 +182,6 @@ def literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _port(cluster: K8sCluster) -> dict[str, Any]:
-    if cluster.job_kind == "hyperpod":
-        return {"name": "agent", "number": OPERATOR_PORT}
-    return {"name": "rendezvous", "number": rendezvous_port(cluster)}
-
-
 def _resources(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (requests, limits): limits that have to equal the request, and memory_limit_gib."""
     asked, trainer, instance = job.resources, job.trainer, job.instance
@@ -241,70 +219,12 @@ def _node_selector(instance: Instance, cluster: K8sCluster) -> dict[str, str]:
     return _sorted(own | cluster.node_selector)
 
 
-def _toleration(toleration: Toleration) -> dict[str, Any]:
-    return _set(
-        key=toleration.key,
-        operator=toleration.operator,
-        value=toleration.value,
-        effect=toleration.effect,
-        tolerationSeconds=toleration.toleration_s,
-    )
-
-
 def _probes(cluster: K8sCluster) -> dict[str, dict[str, Any]]:
-    probes: dict[str, Probe] = _set(
-        startupProbe=cluster.probes.startup,
-        livenessProbe=cluster.probes.liveness,
-        readinessProbe=cluster.probes.readiness,
-    )
     return {
-        field: probe.model_dump() | {"command": [literal(word) for word in probe.command]}
-        for field, probe in probes.items()
+        f"{kind}Probe": {**dict(probe), "command": [literal(word) for word in probe.command]}
+        for kind, probe in cluster.probes
+        if probe
     }
-
-
-def _run_policy(job: Job, cluster: K8sCluster) -> dict[str, Any]:
-    policy = cluster.run_policy
-    deadline_s = time_limit_seconds(job.time_limit) if job.time_limit else None
-    suspend = policy.suspend or None
-    if cluster.has_indexed_pods:
-        return _set(
-            **_failed_pods_max(job, cluster),
-            # To the others an agent that comes under a node's name is the end of the one before.
-            podReplacementPolicy="Failed" if job.resilience.checkpointless or job.memoryd else None,
-            podFailurePolicy=_failure_policy(job),
-            activeDeadlineSeconds=deadline_s,
-            # A Job without the field is kept.
-            ttlSecondsAfterFinished=None if policy.ttl_s == -1 else policy.ttl_s,
-            suspend=suspend,
-        )
-    return _set(
-        cleanPodPolicy=policy.clean_pod_policy or "All",
-        jobMaxRetryCount=_retries_max(job, cluster),
-        activeDeadlineSeconds=deadline_s,
-        faultDeadlineSeconds=policy.fault_deadline_s,
-        startupDeadlineSeconds=policy.startup_deadline_s,
-        ttlSecondsAfterFinished=policy.ttl_s,
-        suspend=suspend,
-        workloadMode=policy.workload_mode,
-    )
-
-
-def _failure_policy(job: Job) -> dict[str, Any]:
-    """Return which failed pods do not count, and which end a Job that would end the same again.
-
-    A pod that was evicted, preempted or lost with its node is replaced and counts for nothing. A
-    Job whose store lacks something ends at once.
-    """
-    statuses = [_REFUSED_STATUS, UNSTORED_STATUS]
-    codes = {"containerName": "node", "operator": "In", "values": statuses}
-    unstored = {"action": "FailJob", "onExitCodes": codes}
-    # Kubernetes before 1.27 refuses a condition without its status.
-    disrupted = {
-        "action": "Ignore",
-        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-    }
-    return {"rules": [*([unstored] if job.memoryd else []), disrupted]}
 
 
 def _failed_pods_max(job: Job, cluster: K8sCluster) -> dict[str, int]:
@@ -358,34 +278,6 @@ def _restart_policy(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         numRestartBeforeFullJobRestart=policy.restarts_before_full_job,
         maxNumRepeatOffendersToAvoid=policy.repeat_offenders_to_avoid_max,
         scaleUpSnoozeTimeInSeconds=policy.scale_up_snooze_s,
-    )
-
-
-def _elastic_policy(job: Job) -> dict[str, Any]:
-    elastic = job.resilience.elastic
-    if elastic is None:
-        return {}
-    return _set(
-        minReplicas=elastic.nodes_min,
-        maxReplicas=elastic.nodes_max,
-        replicaIncrementStep=elastic.nodes_step,
-        replicaDiscreteValues=elastic.sizes if elastic.nodes_allowed else None,
-        scalingTimeoutInSeconds=elastic.scaling_timeout_s,
-        gracefulShutdownTimeoutInSeconds=elastic.restart_grace_s,
-        faultyScaleDownTimeoutInSeconds=elastic.faulty_scale_down_timeout_s,
-    )
-
-
-def _log_rule(rule: LogRule) -> dict[str, Any]:
-    return _set(
-        name=rule.name,
-        logPattern=rule.pattern,
-        expectedStartCutOffInSeconds=rule.start_cutoff_s,
-        expectedRecurringFrequencyInSeconds=rule.recurring_s,
-        metricThreshold=rule.metric_threshold,
-        operator=rule.operator,
-        metricEvaluationDataPoints=rule.metric_points,
-        stopPattern=rule.stop_pattern,
     )
 
 
