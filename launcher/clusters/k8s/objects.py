@@ -117,20 +117,16 @@ def _may_go(found: Found, own: str) -> bool:
 
 def _description(found: Found, now: float) -> str:
     metadata = found["metadata"]
-    said = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
+    own = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
     ends = sorted((SUCCEEDED | FAILED) & true_conditions(found).keys())
     state = f"ended ({ends[0]})" if ends else "has not ended" if found["kind"] in JOBS else ""
-    parts = [
-        *(
-            f"{name.partition('/')[2]} {' '.join(said[name].split())}"
-            for name in _TOLD
-            if name in said
-        ),
-        *(f"of {each['kind']} {each['name']}" for each in metadata.get("ownerReferences") or ()),
-        f"created {format_seconds(max(0.0, now - unix_s(metadata['creationTimestamp'])))} ago",
-        "being deleted" if metadata.get("deletionTimestamp") else state,
-    ]
-    return f"{found['kind']} {metadata['name']}: {', '.join(filter(None, parts))}"
+    if metadata.get("deletionTimestamp"):
+        state = "being deleted"
+    told = [f"{key.partition('/')[2]} {' '.join(own[key].split())}" for key in _TOLD if key in own]
+    owners = [f"of {each['kind']} {each['name']}" for each in metadata.get("ownerReferences") or ()]
+    age = format_seconds(max(0.0, now - unix_s(metadata["creationTimestamp"])))
+    words = [*told, *owners, f"created {age} ago", state]
+    return f"{found['kind']} {metadata['name']}: {', '.join(filter(None, words))}"
 
 
 def removal(found: Found) -> tuple[tuple[str, ...], str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.clusters.k8s import objects
-from launcher.clusters.k8s.check import indexed_job, read_documents, read_job
+from launcher.clusters.k8s.check import indexed_job, read_documents
 from launcher.clusters.k8s.growth import NODE_LABEL, growth_job, growth_range
 from launcher.clusters.k8s.kubectl import Kubectl
 from launcher.clusters.k8s.manifest import GROWTH, MANIFEST
@@ -54,65 +54,62 @@ def submit_k8s(run_dir: Path, job: Job) -> Submission:
     files = (f"--filename={MANIFEST}", *further)
     documents = read_documents(read_plain_text(run_dir / MANIFEST))
     base = next(each for each in documents if each["kind"] in objects.JOBS)
-    runtimes = [each for each in documents if each["kind"] == objects.RUNTIME]
+    first = [*(each for each in documents if each["kind"] == objects.RUNTIME), base]
     _check_server(kubectl, base if job.k8s.job_kind == "hyperpod" else indexed_job(documents))
-    for each in (base, *runtimes):
+    for each in first:
         notes = each["metadata"].get("annotations") or {}
         each["metadata"]["annotations"] = {**notes, objects.SUBMITTED_BY: submitter(run_dir)}
+    made: list[dict[str, Any]] = []
     try:
-        if not runtimes:
-            kubectl.ask("create", *files, "--dry-run=server")
-            (created,) = objects.read_found(kubectl.create(base))
-        else:
-            others = [each for each in documents if each is not base]
-            created = _create_with_runtime(kubectl, base, runtimes[0], others)
-    except OutsideError as error:
-        if "already exists" in str(error):
-            raise OutsideError(f"{error}\n{_taken_text(kubectl, files)}") from error
-        if re.search("networkpolicies.* is forbidden", str(error)):
-            raise OutsideError(f"{error}\n{_WITHOUT_POLICY}") from error
-        raise
-    owner = objects.owner_of(created)
-    try:
-        for each in (each for each in documents if each not in (base, *runtimes)):
+        _ask_server(kubectl, base, documents, files)
+        for each in first:
+            made += objects.read_found(kubectl.create(each))
+        owner = objects.owner_of(made[-1])
+        for each in made[:-1]:
+            kubectl.give(each, owner)
+        made = made[-1:]
+        for each in (each for each in documents if each not in first):
             if each["kind"] in _OWNED and each["metadata"]["name"] == job.name:
                 each["metadata"]["ownerReferences"] = [owner]
             kubectl.create(each)
         if token_secret_name(job):
             _create_token(kubectl, owner)
     except (OutsideError, KeyboardInterrupt) as error:
+        if not made and isinstance(error, KeyboardInterrupt):
+            raise
         # No run's folder would know of the job.
-        undone = _undo(kubectl, created)
-        raise OutsideError(f"{str(error) or 'interrupted'}\n{undone}") from error
+        words = [str(error) or "interrupted", *(_undo(kubectl, each) for each in reversed(made))]
+        if all(each["kind"] == objects.RUNTIME for each in made):
+            words += _remedies(kubectl, str(error), files)
+        raise OutsideError("\n".join(words)) from error
     return Submission(
         command=(*kubectl.command, "create", files[0]),
         job_id=kubectl.job_names[0],
         output=f"{kubectl.job_names[0]} created\n",
         uid=owner["uid"],
-        warning=_add_nodes(kubectl, created) if further else "",
+        warning=_add_nodes(kubectl, made[0]) if further else "",
     )
 
 
-def _create_with_runtime(
-    kubectl: Kubectl, base: Found, runtime: Found, others: Sequence[Found]
-) -> dict[str, Any]:
-    """Create a TrainJob behind its runtime, which goes with it from then on.
+def _ask_server(
+    kubectl: Kubectl, base: Found, documents: Sequence[Found], files: Sequence[str]
+) -> None:
+    """Have the server say whether it would take everything.
 
-    Trainer refuses a TrainJob without its runtime, so the server is asked about `others` first.
+    Trainer refuses a TrainJob without its runtime, so of those the server is asked about the rest.
     """
-    kubectl.ask(
-        "create", "--dry-run=server", "--filename=-", text=json.dumps(objects.list_of(others))
-    )
-    made: list[dict[str, Any]] = []
-    try:
-        for each in (runtime, base):
-            made += objects.read_found(kubectl.create(each))
-        first, job = made
-        kubectl.give(first, objects.owner_of(job))
-    except (OutsideError, KeyboardInterrupt) as error:
-        undone = [_undo(kubectl, each) for each in reversed(made)]
-        raise OutsideError("\n".join([str(error) or "interrupted", *undone])) from error
-    return job
+    words, text = files, ""
+    if base["kind"] == "TrainJob":
+        rest = objects.list_of([each for each in documents if each is not base])
+        words, text = ("--filename=-",), json.dumps(rest)
+    kubectl.ask("create", *words, "--dry-run=server", text=text)
+
+
+def _remedies(kubectl: Kubectl, refusal: str, files: Sequence[str]) -> list[str]:
+    """Return what to do about a server's refusal, nothing where its own words say all."""
+    if "already exists" in refusal:
+        return [_taken_text(kubectl, files)]
+    return [_WITHOUT_POLICY] if re.search("networkpolicies.* is forbidden", refusal) else []
 
 
 def _check_server(kubectl: Kubectl, base: Found) -> None:
@@ -198,7 +195,7 @@ def create_growth(
     kubectl: Kubectl, owner_uid: str, indexes: Iterable[int], *, limit_s: int | None = None
 ) -> None:
     """Create growth Jobs, made of the run's Job as it was submitted. Raises OutsideError."""
-    base = read_job(read_plain_text(kubectl.folder / MANIFEST))
+    base = indexed_job(read_documents(read_plain_text(kubectl.folder / MANIFEST)))
     own = {"priority_class": kubectl.job.k8s.growth_priority_class}
     jobs = [growth_job(base, index, owner_uid, limit_s=limit_s, **own) for index in indexes]
     kubectl.create(objects.list_of(jobs))

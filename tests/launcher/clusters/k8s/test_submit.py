@@ -125,7 +125,7 @@ def test_trainjob_is_created_behind_its_runtime_which_goes_with_it(stand_in: Pat
     patch = calls.pop(4)
     assert calls == [
         f"{options} version --output=json",
-        f"{options} create --dry-run=server --filename=-",
+        f"{options} create --filename=- --dry-run=server",
         *[create] * 5,
     ]
     api = "trainer.kubeflow.org"
@@ -365,10 +365,8 @@ def test_docs_name_the_servers_that_are_needed() -> None:
     assert sorted(set(SINCE.values())) == [26, 29]
     assert "A server that is older than the job needs is refused" in text
     assert "from 1.29, whose pods have the checkpoint daemon" in text
-    assert (
-        "1.26 (`podFailurePolicy`), or 1.29 for a run that recovers (`backoffLimitPerIndex`)"
-        in (text)
-    )
+    words = "1.26 (`podFailurePolicy`), or 1.29 for a run that recovers (`backoffLimitPerIndex`)"
+    assert words in text
 
 
 def test_old_server_is_refused_before_anything_is_created(stand_in: Path) -> None:
