@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 import yaml
 
-from launcher.clusters.k8s.forms import problem
-from launcher.clusters.k8s.schema import definitions_of_kinds, schema_problems
+from launcher.clusters.k8s.forms import amount, problem
+from launcher.clusters.k8s.schema import read_schemas, schema_problems
 from launcher.errors import RecipeError
 from launcher.job.cluster_rules import REPLICATED_JOB
 
@@ -32,31 +33,27 @@ _METADATA = {"$ref": "ObjectMeta", "required": ["name"]}
 _INSTANCE_LABEL = "node.kubernetes.io/instance-type"
 
 
-def check_manifest(text: str) -> None:
-    """Accept a manifest that a cluster will take.
+def check_manifest(text: str) -> list[_Document]:
+    """Return the documents of a manifest that a cluster will take.
 
     Raises RecipeError with a line for each field that is wrong: its path, its
     value, and what is allowed.
     """
+    documents = check_documents(text, "manifest")
+    _refuse("manifest", _joint_problems(documents))
+    return documents
+
+
+def check_documents(text: str, what: str) -> list[_Document]:
+    """Return documents that are sound each by itself. Raises RecipeError as `check_manifest`."""
     documents = read_documents(text)
-    problems = [line for document in documents for line in _document_problems(document)]
-    if not problems:
-        problems = [*_joint_problems(documents)]
-    if problems:
-        raise RecipeError("\n".join(f"manifest: {line}" for line in dict.fromkeys(problems)))
+    _refuse(what, chain.from_iterable(map(_document_problems, documents)))
+    return documents
 
 
-def check_jobs(text: str) -> None:
-    """Accept further Jobs beside those of a manifest. Raises RecipeError as `check_manifest`."""
-    documents = read_documents(text)
-    problems = [line for document in documents for line in _document_problems(document)]
-    if problems:
-        raise RecipeError("\n".join(f"further Jobs: {line}" for line in problems))
-
-
-def read_job(text: str) -> _Document:
-    """Return the Indexed Job of a manifest that was checked."""
-    return indexed_job(read_documents(text))
+def _refuse(what: str, problems: Iterable[str]) -> None:
+    if lines := dict.fromkeys(problems):
+        raise RecipeError("\n".join(f"{what}: {line}" for line in lines))
 
 
 def indexed_job(documents: Sequence[_Document]) -> _Document:
@@ -77,10 +74,9 @@ def indexed_job(documents: Sequence[_Document]) -> _Document:
 def read_documents(text: str) -> list[_Document]:
     """Return the documents of a manifest. Raises RecipeError where it is no YAML."""
     try:
-        parsed = list(yaml.load_all(text, _Loader))
+        documents = [each for each in yaml.load_all(text, _Loader) if each is not None]
     except yaml.YAMLError as error:
         raise RecipeError(f"manifest: no YAML: {error}") from error
-    documents = [document for document in parsed if document is not None]
     for document in documents:
         if not isinstance(document, dict):
             raise RecipeError(f"manifest: {problem('a document', document, 'allowed: a mapping')}")
@@ -98,18 +94,15 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 def _construct_mapping(loader: Any, node: yaml.MappingNode) -> dict[Hashable, Any]:
     loader.flatten_mapping(node)
-    found: dict[Hashable, Any] = {}
-    for key_node, value_node in node.value:
+    seen: set[str] = set()
+    for key_node, _ in node.value:
         key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str):
-            raise yaml.constructor.ConstructorError(
-                None, None, f"key {key!r} is no text", key_node.start_mark
-            )
-        if key in found:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"key {key!r} stands there twice", key_node.start_mark
-            )
-        found[key] = loader.construct_object(value_node, deep=True)
+        is_text = isinstance(key, str)
+        if not is_text or key in seen:
+            words = f"key {key!r} {'stands there twice' if is_text else 'is no text'}"
+            raise yaml.constructor.ConstructorError(None, None, words, key_node.start_mark)
+        seen.add(key)
+    found: dict[Hashable, Any] = loader.construct_mapping(node, deep=True)
     return found
 
 
@@ -127,7 +120,7 @@ def _document_problems(document: _Document) -> Iterator[str]:
         if not isinstance(document.get(field), str):
             yield problem(f"{where}.{field}", document.get(field), "allowed: text")
             return
-    kinds = definitions_of_kinds()
+    kinds = read_schemas().kinds
     versions = [name.split()[0] for name in kinds if name.endswith(f" {where}")]
     if _kind(document) in kinds:
         yield from schema_problems(document, where, {"$ref": kinds[_kind(document)]})
@@ -144,31 +137,26 @@ def _joint_problems(documents: Sequence[_Document]) -> Iterator[str]:
         names = [_name(document) for document in jobs]
         yield problem("the jobs", names, f"allowed: one {', '.join(_JOBS[:-1])} or {_JOBS[-1]}")
         return
-    yield from _repeated(documents)
-    yield from _namespaces(documents)
+    yield from _names(documents)
     if problems := [*_runtime(documents, jobs[0])]:
         yield from problems
         return
-    template, where = _pod_template(documents, jobs[0])
-    yield from _service(documents, template, where)
-    yield from _config_maps(documents, template, where)
-    yield from _instance(documents, template, where)
+    pod, where = _pod_spec(documents, jobs[0])
+    yield from _service(documents, pod, where)
+    yield from _own_config(documents, pod, where)
 
 
 def _name(document: _Document) -> str:
     return f"{document['kind']} {document['metadata']['name']}"
 
 
-def _repeated(documents: Sequence[_Document]) -> Iterator[str]:
+def _names(documents: Sequence[_Document]) -> Iterator[str]:
     names = [_name(document) for document in documents]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"{name} stands there {names.count(name)} times; allowed: once"
-
-
-def _namespaces(documents: Sequence[_Document]) -> Iterator[str]:
-    names = {str(document["metadata"].get("namespace")) for document in documents}
-    if len(names) > 1:
-        yield problem("the namespaces", sorted(names), "allowed: the same for every document")
+    spaces = {str(document["metadata"].get("namespace")) for document in documents}
+    if len(spaces) > 1:
+        yield problem("the namespaces", sorted(spaces), "allowed: the same for every document")
 
 
 def _runtime(documents: Sequence[_Document], job: _Document) -> Iterator[str]:
@@ -186,67 +174,50 @@ def _runtime(documents: Sequence[_Document], job: _Document) -> Iterator[str]:
         yield f"TrainingRuntime has no replicated job {REPLICATED_JOB!r}, whose pods are the run's"
 
 
-def _pod_template(documents: Sequence[_Document], job: _Document) -> tuple[_Document, str]:
+def _pod_spec(documents: Sequence[_Document], job: _Document) -> tuple[_Document, str]:
     if _kind(job) == HYPERPOD_JOB:
-        path = "HyperPodPyTorchJob.spec.replicaSpecs[0].template"
-        return job["spec"]["replicaSpecs"][0]["template"], path
-    return indexed_job(documents)["spec"]["template"], "Job.spec.template"
+        path = "HyperPodPyTorchJob.spec.replicaSpecs[0].template.spec"
+        return job["spec"]["replicaSpecs"][0]["template"]["spec"], path
+    return indexed_job(documents)["spec"]["template"]["spec"], "Job.spec.template.spec"
 
 
-def _service(documents: Sequence[_Document], template: _Document, where: str) -> Iterator[str]:
+def _service(documents: Sequence[_Document], pod: _Document, where: str) -> Iterator[str]:
     """Hold the pods' subdomain against the Service that gives it an address."""
-    subdomain = template["spec"].get("subdomain")
     services = [
-        document["metadata"]["name"]
-        for document in documents
-        if document["kind"] == "Service" and document["spec"].get("clusterIP") == "None"
+        each["metadata"]["name"]
+        for each in documents
+        # JobSet makes one of a TrainJob's name.
+        if (each["kind"] == "Service" and each["spec"].get("clusterIP") == "None")
+        or _kind(each) == TRAIN_JOB
     ]
-    # JobSet makes one of its own name.
-    services += [each["metadata"]["name"] for each in documents if _kind(each) == TRAIN_JOB]
+    subdomain = pod.get("subdomain")
     if subdomain is not None and subdomain not in services:
         allowed = f"allowed: a headless Service of the manifest: {', '.join(services) or 'none'}"
-        yield problem(f"{where}.spec.subdomain", subdomain, allowed)
+        yield problem(f"{where}.subdomain", subdomain, allowed)
 
 
-def _config_maps(documents: Sequence[_Document], template: _Document, where: str) -> Iterator[str]:
-    """Hold what our own ConfigMap, which has the job, is mounted as against its name."""
+def _own_config(documents: Sequence[_Document], pod: _Document, where: str) -> Iterator[str]:
+    """Hold the pods against our own ConfigMap, which has the job."""
+    volumes = pod.get("volumes") or ()
+    mounted = [each["configMap"]["name"] for each in volumes if each.get("configMap")]
     maps = [each for each in documents if each["kind"] == "ConfigMap"]
-    own = [each["metadata"]["name"] for each in maps if "job.json" in (each.get("data") or {})]
-    mounted = [
-        volume["configMap"]["name"]
-        for volume in template["spec"].get("volumes") or ()
-        if volume.get("configMap")
-    ]
-    for name in own:
-        if name not in mounted:
-            yield problem(f"{where}.spec.volumes configMap", mounted, f"allowed: with {name!r}")
+    own = [each for each in maps if "job.json" in (each.get("data") or {})]
+    for each in own:
+        if (name := each["metadata"]["name"]) not in mounted:
+            yield problem(f"{where}.volumes configMap", mounted, f"allowed: with {name!r}")
+    if own:
+        yield from _instance(json.loads(own[0]["data"]["job.json"])["instance"], pod, where)
 
 
-def _instance(documents: Sequence[_Document], template: _Document, where: str) -> Iterator[str]:
+def _instance(instance: _Document, pod: _Document, where: str) -> Iterator[str]:
     """Hold the pods' node and devices against the instance that the job names."""
-    instance = _job_instance(documents)
-    if instance is None:
-        return
-    selected = (template["spec"].get("nodeSelector") or {}).get(_INSTANCE_LABEL)
-    if selected is not None and selected != instance["type"]:
+    selected = (pod.get("nodeSelector") or {}).get(_INSTANCE_LABEL, instance["type"])
+    if selected != instance["type"]:
         allowed = f"allowed: the job's instance.type, {instance['type']!r}"
-        yield problem(f"{where}.spec.nodeSelector[{_INSTANCE_LABEL!r}]", selected, allowed)
+        yield problem(f"{where}.nodeSelector[{_INSTANCE_LABEL!r}]", selected, allowed)
     gpus = instance["num_devices"] if instance["accelerator"] == "gpu" else 0
-    most = {"nvidia.com/gpu": gpus, "vpc.amazonaws.com/efa": instance["num_efa"]}
-    for name, number in most.items():
-        limits = [
-            int((container.get("resources") or {}).get("limits", {}).get(name, 0))
-            for container in template["spec"]["containers"]
-        ]
-        if sum(limits) > number:
-            allowed = f"allowed: the {number} of instance {instance['type']!r}"
-            yield problem(f"{where}.spec.containers limits[{name!r}]", sum(limits), allowed)
-
-
-def _job_instance(documents: Sequence[_Document]) -> _Document | None:
-    """Return the instance of the job that a ConfigMap holds, None where none does."""
-    for document in documents:
-        if document["kind"] == "ConfigMap" and "job.json" in (document.get("data") or {}):
-            found: _Document = json.loads(document["data"]["job.json"])["instance"]
-            return found
-    return None
+    limits = [(each.get("resources") or {}).get("limits") or {} for each in pod["containers"]]
+    for name, most in (("nvidia.com/gpu", gpus), ("vpc.amazonaws.com/efa", instance["num_efa"])):
+        if (number := int(sum(amount(each.get(name, 0)) for each in limits))) > most:
+            allowed = f"allowed: the {most} of instance {instance['type']!r}"
+            yield problem(f"{where}.containers limits[{name!r}]", number, allowed)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
+from typing import Any
 
 from launcher.job import fields
 
+QUANTITY = "a quantity such as 4, 500m, 32Gi or 5120Mi"
 _SHOWN_CHARACTERS = 80
-_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_NUMBER = r"\+?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _QUANTITY = re.compile(rf"({_NUMBER})(|[numkMGTPE]|[KMGTPE]i)", re.ASCII)
 _UNITS = {
-    **{unit: Decimal(1000) ** power for power, unit in enumerate(("n", "u", "m", ""), -3)},
-    **{unit: Decimal(1000) ** power for power, unit in enumerate("kMGTPE", 1)},
+    **{unit: Decimal(1000) ** power for power, unit in enumerate((*"num", "", *"kMGTPE"), -3)},
     **{f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", 1)},
 }
 
@@ -26,17 +27,13 @@ def problem(where: str, value: object, allowed: str) -> str:
     return f"{where} {shown}; {allowed}"
 
 
-def amount(value: object) -> Decimal | None:
-    """Return a Kubernetes quantity as a number, None where it is none."""
+def amount(value: object) -> Decimal:
+    """Return a Kubernetes quantity, which is not negative, as a number. Raises ValueError."""
     is_written = isinstance(value, (str, int, float)) and not isinstance(value, bool)
     found = _QUANTITY.fullmatch(str(value)) if is_written else None
-    return Decimal(found[1]) * _UNITS[found[2]] if found else None
-
-
-def is_quantity(value: object) -> bool:
-    """Return whether a value is a quantity that is not negative."""
-    found = amount(value)
-    return found is not None and found >= 0
+    if found is None:
+        raise ValueError(f"allowed: {QUANTITY}")
+    return Decimal(found[1]) * _UNITS[found[2]]
 
 
 def _check_node_label(value: str) -> None:
@@ -54,7 +51,7 @@ def _check_log_pattern(value: str) -> None:
         raise ValueError(f"allowed: at most one group, and it has {groups}")
 
 
-CHECKS: Mapping[str, Callable[[str], object]] = {
+CHECKS: Mapping[str, Callable[[Any], object]] = {
     "absolute_path": fields.check_absolute_path,
     "dns_label": fields.check_dns_label,
     "dns_subdomain": fields.check_dns_subdomain,
@@ -63,5 +60,6 @@ CHECKS: Mapping[str, Callable[[str], object]] = {
     "label_value": fields.check_label_value,
     "log_pattern": _check_log_pattern,
     "node_label": _check_node_label,
+    "quantity": amount,
 }
 """Forms of texts that are more than a pattern."""

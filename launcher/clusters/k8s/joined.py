@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from decimal import Decimal
 from typing import Any
 
 from launcher.clusters.k8s.forms import amount, problem
@@ -15,7 +14,7 @@ _Fields = Mapping[str, Any]
 _CONFIG_BYTES_MAX = 1024 * 1024
 # A device plugin or the kubelet hands these out as a whole: the limit is the request.
 _EXACT = re.compile(r"[^/]+/[^/]+|hugepages-\w+")
-_HUGEPAGE = re.compile(r"hugepages-(?P<size>\w+)")
+_HUGEPAGE = re.compile(r"hugepages-([1-9]\d*[KMGT]i)", re.ASCII)
 
 
 def _config_map(value: _Fields, where: str) -> Iterator[str]:
@@ -31,10 +30,10 @@ def _resources(value: _Fields, where: str) -> Iterator[str]:
         request, limit = requests.get(name), limits.get(name)
         if _EXACT.fullmatch(name):
             yield from _exact_resource(name, request, limit, f"{where}.limits[{name!r}]")
-        elif request is not None and limit is not None and _number(request) > _number(limit):
+        elif request is not None and limit is not None and amount(request) > amount(limit):
             yield problem(f"{where}.requests[{name!r}]", request, f"allowed: at most {limit!r}")
     # A limit alone stands for the request, too.
-    if any(map(_HUGEPAGE.fullmatch, names)) and not {"cpu", "memory"} & names:
+    if any(name.startswith("hugepages-") for name in names) and not {"cpu", "memory"} & names:
         yield (
             f"{where} asks for huge pages, and for neither cpu nor memory; Kubernetes wants "
             "one of them beside: set resources.memory_gib or resources.num_cpus"
@@ -44,16 +43,10 @@ def _resources(value: _Fields, where: str) -> Iterator[str]:
 def _exact_resource(name: str, request: Any, limit: Any, where: str) -> Iterator[str]:
     size = _HUGEPAGE.fullmatch(name)
     page, unit = (amount(size[1]), f"multiple of {size[1]}") if size else (1, "number of devices")
-    if limit is None or (request is not None and _number(request) != _number(limit)):
+    if limit is None or (request is not None and amount(request) != amount(limit)):
         yield problem(where, limit, f"allowed: the same as the request, {request!r}")
-    elif page and _number(limit) % page:
+    elif amount(limit) % page:
         yield problem(where, limit, f"allowed: a whole {unit}")
-
-
-def _number(value: Any) -> Decimal:
-    found = amount(value)
-    assert found is not None
-    return found
 
 
 def _pod(value: _Fields, where: str) -> Iterator[str]:
@@ -100,9 +93,8 @@ def _elastic_policy(value: _Fields, where: str) -> Iterator[str]:
 def _hyperpod(value: _Fields, where: str) -> Iterator[str]:
     elastic = value.get("elasticPolicy", {})
     for path, spec in _numbered(value, where, "replicaSpecs"):
-        yield from _out_of_range(
-            f"{path}.replicas", spec.get("replicas") or 0, elastic, "elasticPolicy's "
-        )
+        size = spec.get("replicas") or 0
+        yield from _out_of_range(f"{path}.replicas", size, elastic, "elasticPolicy's ")
         most, high = spec.get("maxReplicas"), elastic.get("maxReplicas")
         if most is not None and high is not None and most != high:
             allowed = f"allowed: elasticPolicy's maxReplicas, {high}"

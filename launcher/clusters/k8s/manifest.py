@@ -7,13 +7,13 @@ before anybody gets it, since a team's own template may stand in for ours.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
 
 from launcher.clusters.agent import NO_INTENT, Intent, agent_config, run_config
-from launcher.clusters.k8s.check import SHORT_BOOLEANS, check_jobs, check_manifest, read_job
+from launcher.clusters.k8s.check import SHORT_BOOLEANS, check_documents, check_manifest, indexed_job
 from launcher.clusters.k8s.growth import OWNER_UID, growth_job, growth_range
 from launcher.clusters.k8s.sidecar import sidecar_config, sidecar_peers
 from launcher.clusters.k8s.values import manifest_values
@@ -62,25 +62,24 @@ def render_k8s(
         texts["memoryd.sh"] = fill_template(templates, "k8s/memoryd.sh.j2", values)
         texts["memoryd.peers"] = peers
     values["files"] = [_file(*item) for item in texts.items()]
-    text = fill_template(templates, f"k8s/{cluster.job_kind}.yaml.j2", values)
-    check_manifest(text)
-    return {MANIFEST: text, **_render_growth(job, text, templates, values)}
+    manifest = fill_template(templates, f"k8s/{cluster.job_kind}.yaml.j2", values)
+    documents = check_manifest(manifest)
+    if not (jobs := _growth_jobs(job, documents)):
+        return {MANIFEST: manifest}
+    own = {"growth_jobs": jobs, "owner_uid": OWNER_UID}
+    growth = fill_template(templates, "k8s/growth.yaml.j2", {**values, **own})
+    check_documents(growth, "further Jobs")
+    return {MANIFEST: manifest, GROWTH: growth}
 
 
-def _render_growth(
-    job: Job, manifest: str, templates: Mapping[str, str], values: Mapping[str, Any]
-) -> dict[str, str]:
-    """Return the Jobs of the nodes that start beyond the fewest, {} where there are none."""
+def _growth_jobs(job: Job, documents: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the Jobs of the nodes that start beyond the fewest."""
     further = [index for index in growth_range(job) if index < job.num_nodes_started]
     if not further:
-        return {}
-    base, own_class = read_job(manifest), job.k8s.growth_priority_class
+        return []
+    base, own_class = indexed_job(documents), job.k8s.growth_priority_class
     jobs = [growth_job(base, each, OWNER_UID, priority_class=own_class) for each in further]
-    texts = [yaml.dump(each, Dumper=_Dumper, sort_keys=False, width=_YAML_WIDTH) for each in jobs]
-    own = {"growth_jobs": texts, "owner_uid": OWNER_UID, "base": base["metadata"]["name"]}
-    text = fill_template(templates, "k8s/growth.yaml.j2", {**values, **own})
-    check_jobs(text)
-    return {GROWTH: text}
+    return [yaml.dump(each, Dumper=_Dumper, sort_keys=False, width=_YAML_WIDTH) for each in jobs]
 
 
 def _file(name: str, text: str) -> dict[str, object]:

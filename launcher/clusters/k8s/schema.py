@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launcher.clusters.k8s.forms import CHECKS, is_quantity, problem
+from launcher.clusters.k8s.forms import CHECKS, QUANTITY, problem
 from launcher.clusters.k8s.joined import RULES
 from launcher.composition.choice import nearest
 from launcher.job.fields import matching
@@ -23,66 +23,54 @@ _Schema = Mapping[str, Any]
 FOLDER = Path(__file__).with_name("schemas")
 FILES = ("kubernetes.json", "hyperpod.json", "kubeflow.json", "limits.json")
 """The published schemas, and what is laid over them."""
-_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "string": str,
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "array": list,
+_TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {
+    "string": (str, "text"),
+    "integer": (int, "a whole number"),
+    "number": ((int, float), "a number"),
+    "quantity": ((str, int, float), QUANTITY),
+    "boolean": (bool, "true, false"),
+    "array": (list, "a list"),
+    "object": (dict, "a mapping of fields to values"),
 }
+"""Of each type the classes of its values, and its words in a message."""
 _ANY_TEXT = {"type": "string"}
-_QUANTITIES = "allowed: a quantity such as 4, 500m, 32Gi or 5120Mi"
-_WORDS = {
-    "string": "text",
-    "integer": "a whole number",
-    "number": "a number",
-    "boolean": "true, false",
-    "array": "a list",
-    "object": "a mapping of fields to values",
-}
 
 
-class _Schemas(NamedTuple):
+class Schemas(NamedTuple):
+    """The definitions by name, and what names them."""
+
     kinds: Mapping[str, str]
+    """Of each apiVersion and kind that has a definition its name."""
     definitions: Mapping[str, _Schema]
-    forms: Mapping[str, Mapping[str, Any]]
+    checks: Mapping[str, Callable[[Any], object]]
+    """Of each format: it raises ValueError."""
 
 
 @functools.cache
-def _schemas() -> _Schemas:
+def read_schemas() -> Schemas:
+    """Return what the files have, each laid over those before."""
     files = [json.loads((FOLDER / each).read_text("utf-8")) for each in FILES]
     kinds = {kind: name for each in files for kind, name in each.get("kinds", {}).items()}
     definitions: dict[str, _Schema] = {}
     for each in files:
         for name, own in each["definitions"].items():
-            definitions[name] = _laid_over(definitions[name], own) if name in definitions else own
-    return _Schemas(kinds, definitions, files[-1]["forms"])
-
-
-@functools.cache
-def _check_of(form: str) -> Callable[[str], object]:
-    return CHECKS.get(form) or matching(**_schemas().forms[form])
-
-
-def definitions_of_kinds() -> Mapping[str, str]:
-    """Return the name of the definition of each apiVersion and kind that has one."""
-    return _schemas().kinds
+            definitions[name] = _laid_over(definitions.get(name, {}), own)
+    forms = {name: matching(**own) for name, own in files[-1]["forms"].items()}
+    return Schemas(kinds, definitions, {**CHECKS, **forms})
 
 
 def _laid_over(base: _Schema, own: _Schema) -> dict[str, Any]:
-    both = {
-        name: _laid_over(base[name], own[name])
-        for name in base.keys() & own.keys()
-        if isinstance(own[name], Mapping)
-    }
-    return {**base, **own, **both}
+    merged = {**base, **own}
+    for name in base.keys() & own.keys():
+        if isinstance(own[name], Mapping):
+            merged[name] = _laid_over(base[name], own[name])
+    return merged
 
 
 def schema_problems(value: Any, where: str, schema: _Schema) -> Iterator[str]:
     """Yield a message for everything wrong: its path, its value, and what is allowed."""
-    name = schema.get("$ref", "")
-    if name:
-        found = _schemas().definitions[name]
+    if name := schema.get("$ref", ""):
+        found = read_schemas().definitions[name]
         schema = _laid_over(found, schema) if len(schema) > 1 else found
     if schema == _ANY_TEXT and isinstance(value, str):
         return
@@ -105,32 +93,29 @@ def _refusal(value: Any, schema: _Schema) -> str:
     """Return what is allowed in place of a value by itself, '' where it is sound."""
     if "enum" in schema:
         return "" if value in schema["enum"] else f"allowed: {', '.join(map(repr, schema['enum']))}"
-    if schema.get("format") == "quantity":
-        return "" if is_quantity(value) else _QUANTITIES
     kind = schema.get("type", "string" if "format" in schema else "object")
     kinds = kind if isinstance(kind, list) else (kind,)
     low, high = schema.get("minimum", schema.get("minItems")), schema.get("maximum")
     size = len(value) if isinstance(value, list) else value
     is_sound = any(_is_of(value, each) for each in kinds)
     if is_sound and (low is None or size >= low) and (high is None or size <= high):
-        return _text_refusal(value, schema["format"]) if "format" in schema else ""
-    words = " or ".join(_WORDS[kind] for kind in kinds)
+        return _format_refusal(value, schema["format"]) if "format" in schema else ""
+    words = " or ".join(_TYPES[kind][1] for kind in kinds)
     words += "" if low is None else f" of at least {low}"
     words += " items" if "minItems" in schema else ""
     return f"allowed: {words}" + ("" if high is None else f", at most {high}")
 
 
-def _text_refusal(value: str, form: str) -> str:
+def _format_refusal(value: Any, form: str) -> str:
     try:
-        _check_of(form)(value)
+        read_schemas().checks[form](value)
     except ValueError as error:
         return str(error)
     return ""
 
 
 def _is_of(value: Any, kind: str) -> bool:
-    is_flag = isinstance(value, bool)
-    return isinstance(value, _TYPES.get(kind, dict)) and is_flag == (kind == "boolean")
+    return isinstance(value, _TYPES[kind][0]) and isinstance(value, bool) == (kind == "boolean")
 
 
 def _item_problems(value: list[Any], where: str, schema: _Schema) -> Iterator[str]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from launcher.clusters.k8s.check import read_job
+from launcher.clusters.k8s.check import indexed_job, read_documents
 from launcher.clusters.k8s.growth import growth_job
 from launcher.job import Job
 from resilience.event_files import event_files
@@ -40,7 +40,7 @@ class Pods:
         self.run_dir = folder / "runs" / job.name
         self.pods: dict[int, subprocess.Popen[bytes]] = {}
         self._folder = folder
-        self._base = read_job(manifest(job))
+        self._base = indexed_job(read_documents(manifest(job)))
         (folder / "etc-token").mkdir()
         write_token(folder / "etc-token/token")
         (folder / "etc").mkdir()

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.clusters.k8s.check import read_documents, read_job
+from launcher.clusters.k8s.check import indexed_job, read_documents
 from launcher.clusters.k8s.growth import NODE_LABEL, OWNER_UID, growth_job
 from launcher.clusters.k8s.kubectl import Kubectl
 from launcher.clusters.k8s.manifest import GROWTH, MANIFEST
@@ -62,7 +62,7 @@ class Api:
             each["spec"]["backoffLimit"] = 0
         files[MANIFEST] = yaml.safe_dump_all(found)
         if GROWTH in files:
-            base = read_job(files[MANIFEST])
+            base = indexed_job(read_documents(files[MANIFEST]))
             jobs = [growth_job(base, index, OWNER_UID) for index in (1, 2)]
             files[GROWTH] = yaml.safe_dump_all(jobs)
         path = self._folder / job.name

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.clusters.k8s.check import read_documents, read_job
+from launcher.clusters.k8s.check import indexed_job, read_documents
 from launcher.clusters.k8s.growth import (
     OWNER_UID,
     GrowthJob,
@@ -23,7 +23,7 @@ from launcher.clusters.k8s.growth import (
 from launcher.clusters.k8s.manifest import GROWTH, MANIFEST
 from launcher.errors import RecipeError
 from launcher.job import Job
-from tests.launcher.k8s_job import at, documents, manifest
+from tests.launcher.k8s_job import at, documents
 from tests.launcher.shipped import TEMPLATES, rendered, shipped_job, untiered_job
 
 ELASTIC = "llama/llama3_tiny_elastic"
@@ -36,7 +36,7 @@ def elastic_job(*overrides: str) -> Job:
 
 
 def growth_of(job: Job, index: int, uid: str = "1-2") -> dict[str, Any]:
-    return growth_job(read_job(manifest(job)), index, uid)
+    return growth_job(documents(job)["job"], index, uid)
 
 
 def container_of(job: dict[str, Any]) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def test_jobs_are_read_as_the_cluster_has_them() -> None:
 
 def test_a_further_node_is_a_pod_of_the_run_under_its_own_index() -> None:
     job = elastic_job()
-    base, growth = read_job(manifest(job)), growth_of(job, 2)
+    base, growth = documents(job)["job"], growth_of(job, 2)
 
     assert growth["metadata"]["name"] == f"{NAME}-g2"
     assert growth["metadata"]["ownerReferences"] == [
@@ -164,7 +164,7 @@ def test_pods_live_for_as_long_as_their_agents_may_take_to_leave(grace_s: int) -
     text = documents(job)["ConfigMap"]["data"]["start.sh"]
 
     assert f"--grace-s={grace_s - 5}" in text
-    for each in (read_job(manifest(job)), growth_of(job, 1)):
+    for each in (documents(job)["job"], growth_of(job, 1)):
         assert at(each, "spec template spec terminationGracePeriodSeconds") == grace_s
 
 
@@ -173,7 +173,7 @@ def test_further_nodes_have_a_priority_class_of_their_own(own: str, found: str) 
     job = elastic_job("cluster.priority_class=high", f"cluster.growth_priority_class={own}")
     first, second = read_documents(rendered(job)[GROWTH])
 
-    assert at(read_job(manifest(job)), "spec template spec priorityClassName") == "high"
+    assert at(documents(job)["job"], "spec template spec priorityClassName") == "high"
     for each in (first, second):
         assert at(each, "spec template spec priorityClassName") == found
 
@@ -191,7 +191,7 @@ def test_rendered_growth_jobs_are_those_that_start() -> None:
     files = rendered(job)
     found = read_documents(files[GROWTH])
 
-    base = read_job(files[MANIFEST])
+    base = indexed_job(read_documents(files[MANIFEST]))
     assert found == [growth_job(base, index, OWNER_UID) for index in (1, 2)]
     assert files[GROWTH].replace(OWNER_UID, "1-2").count("1-2") == 2 * 2 + 1
     assert GROWTH not in rendered(elastic_job("resilience.elastic.nodes_min=3"))
@@ -227,14 +227,14 @@ def test_name_of_a_growth_job_is_not_too_long() -> None:
 
 def test_time_limit_of_a_run_is_that_of_nodes_that_come_later() -> None:
     job = elastic_job("time_limit=01:00:00")
-    base = read_job(manifest(job))
+    base = documents(job)["job"]
     began = datetime.fromisoformat("2026-11-26T10:00:00+00:00").timestamp()
     running = {**base, "status": {"startTime": "2026-11-26T10:00:00Z"}}
 
     assert time_left_s(base, began) is None
     assert time_left_s(running, began + 600.5) == 2999
     assert time_left_s(running, began + 9000) == 1
-    assert time_left_s(read_job(manifest(elastic_job())), began) is None
+    assert time_left_s(documents(elastic_job())["job"], began) is None
     later = growth_job(base, 1, "1-2", limit_s=2999)
     assert later["spec"]["activeDeadlineSeconds"] == 2999
     assert growth_of(job, 1)["spec"]["activeDeadlineSeconds"] == 3600

@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from launcher.clusters.k8s.check import check_manifest, read_job
+from launcher.clusters.k8s.check import check_manifest, indexed_job, read_documents
 from launcher.clusters.k8s.growth import growth_job
 from launcher.clusters.k8s.manifest import GROWTH
 from launcher.errors import RecipeError
@@ -75,7 +75,7 @@ def test_further_nodes_have_the_names_and_the_service_of_the_others() -> None:
 def test_further_nodes_wait_in_the_queue_of_the_run() -> None:
     text = manifest(k8s_job("trainjob", {"cluster.queue": "q"}, ELASTIC))
 
-    labels = growth_job(read_job(text), 2, "1-2")["metadata"]["labels"]
+    labels = growth_job(indexed_job(read_documents(text)), 2, "1-2")["metadata"]["labels"]
 
     assert labels["kueue.x-k8s.io/queue-name"] == "q"
 
