@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.job import Job
-from launcher.job.cluster import K8sCluster, SecurityContext
+from launcher.job.cluster import K8sCluster
 from launcher.job.workload import Instance, TrainerSettings
 
 _BASELINE = {
@@ -25,16 +25,12 @@ def efa_devices(trainer: TrainerSettings, instance: Instance, num_nodes: int) ->
     return max(share, min(instance.num_efa, 1)) if num_nodes > 1 else share
 
 
-def has_efa(job: Job) -> bool:
-    """Return whether the pods of a job ask for EFA devices."""
-    return efa_devices(job.trainer, job.instance, job.num_nodes_max) > 0
-
-
 def pod_security(cluster: K8sCluster) -> dict[str, Any]:
     """Return the security context of a pod."""
     own = cluster.security
     fields = {
-        "runAsNonRoot": _is_not_root(own) or None,
+        # No job has run_as_non_root true with run_as_user 0.
+        "runAsNonRoot": (own.run_as_non_root is not False and own.run_as_user != 0) or None,
         "runAsUser": own.run_as_user,
         "runAsGroup": own.run_as_group,
         "fsGroup": own.fs_group,
@@ -59,12 +55,11 @@ def daemon_security(cluster: K8sCluster) -> dict[str, Any]:
 
 def workers_security(job: Job, cluster: K8sCluster) -> dict[str, Any]:
     """Return the security context of the workers' container."""
-    if cluster.security.privileged:
-        # Such a container has every right, and Kubernetes refuses to withhold escalation from it.
-        added = cluster.security.capabilities
-        return {"privileged": True, **({"capabilities": {"add": added}} if added else {})}
-    fields = daemon_security(cluster)
-    if added := _added_capabilities(job, cluster):
+    own = cluster.security
+    # A privileged container has every right, and Kubernetes refuses to withhold escalation from it.
+    fields: dict[str, Any] = {"privileged": True} if own.privileged else daemon_security(cluster)
+    added = own.capabilities if own.privileged else _added_capabilities(job, cluster)
+    if added:
         fields["capabilities"] = {**fields.get("capabilities", {}), "add": added}
     return fields
 
@@ -74,43 +69,39 @@ def _added_capabilities(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
     if own.capabilities is not None:
         return own.capabilities
     # EFA's buffers have to stay in memory. A user other than root never gets a capability.
-    return ("IPC_LOCK",) if own.run_as_user == 0 and has_efa(job) else ()
-
-
-def _is_not_root(own: SecurityContext) -> bool:
-    return own.run_as_user != 0 if own.run_as_non_root is None else own.run_as_non_root
+    num_efa = efa_devices(job.trainer, job.instance, job.num_nodes_max)
+    return ("IPC_LOCK",) if own.run_as_user == 0 and num_efa else ()
 
 
 def security_note(job: Job) -> str | None:
     """Say which level of PodSecurity the pods need, and for which keys; None at `restricted`."""
     if not isinstance(job.cluster, K8sCluster):
         return None
-    needed = _needs(job, job.cluster)
-    for level in ("privileged", "baseline"):
-        if keys := [key for each, key, has in needed if each == level and has]:
+    for level, needs in _needs(job, job.cluster).items():
+        if keys := [key for key, has in needs if has]:
             namespace = f"a namespace with PodSecurity's level {level!r}, or without one"
             return f"the pods need {namespace}, for {', '.join(keys)}"
     return None
 
 
-def _needs(job: Job, cluster: K8sCluster) -> tuple[tuple[str, str, object], ...]:
-    """Return levels, keys, and whether the key keeps the pods out of every stricter level."""
+def _needs(job: Job, cluster: K8sCluster) -> dict[str, list[tuple[str, object]]]:
+    """Return by level keys, and whether the key keeps the pods out of every stricter level."""
     own, added = cluster.security, set(_added_capabilities(job, cluster))
-    beyond = sorted(added - _BASELINE)
-    return (
-        ("privileged", "cluster.host_network", cluster.host_network),
-        ("privileged", "cluster.host_paths", cluster.host_paths),
-        ("privileged", "cluster.security.privileged", own.privileged),
-        ("privileged", f"the capability {' and '.join(beyond)}", beyond),
-        ("privileged", "cluster.security.seccomp_profile", own.seccomp_profile == "Unconfined"),
-        ("baseline", "cluster.security.seccomp_profile", own.seccomp_profile is None),
-        ("baseline", "cluster.security.capabilities", added - {"NET_BIND_SERVICE"}),
-        (
-            "baseline",
-            "cluster.security.dropped_capabilities",
-            "ALL" not in own.dropped_capabilities,
-        ),
-        ("baseline", "cluster.security.allow_privilege_escalation", own.allow_privilege_escalation),
-        ("baseline", "cluster.security.run_as_user", own.run_as_user == 0),
-        ("baseline", "cluster.security.run_as_non_root", own.run_as_non_root is False),
-    )
+    beyond, where = sorted(added - _BASELINE), "cluster.security"
+    return {
+        "privileged": [
+            ("cluster.host_network", cluster.host_network),
+            ("cluster.host_paths", cluster.host_paths),
+            (f"{where}.privileged", own.privileged),
+            (f"the capability {' and '.join(beyond)}", beyond),
+            (f"{where}.seccomp_profile", own.seccomp_profile == "Unconfined"),
+        ],
+        "baseline": [
+            (f"{where}.seccomp_profile", own.seccomp_profile is None),
+            (f"{where}.capabilities", added - {"NET_BIND_SERVICE"}),
+            (f"{where}.dropped_capabilities", "ALL" not in own.dropped_capabilities),
+            (f"{where}.allow_privilege_escalation", own.allow_privilege_escalation),
+            (f"{where}.run_as_user", own.run_as_user == 0),
+            (f"{where}.run_as_non_root", own.run_as_non_root is False),
+        ],
+    }

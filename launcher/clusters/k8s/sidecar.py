@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.clusters.k8s.start import peer_port
-from launcher.clusters.k8s.token import token_path
 from launcher.clusters.memoryd import memoryd_config
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
@@ -16,8 +15,9 @@ from resilience.node_config import MemorydConfig
 K8S_NAMESPACE = "LAUNCHER_K8S_NAMESPACE"
 """Variable with the pod's namespace: a run's folder has one path in each."""
 
-# Each pod has a /dev/shm of its own.
-_FOLDER = "/dev/shm/memoryd"
+MEMORYD_FOLDER = "/dev/shm/memoryd"
+"""Each pod has a /dev/shm of its own."""
+
 # An arena goes with its pod, so the store has to get what it has to get before.
 _DRAIN_S = 60
 _CLOSE_S = 15
@@ -31,7 +31,7 @@ def sidecar_values(job: Job) -> dict[str, Any] | None:
     return {
         "port": peer_port(settings),
         "memory": f"{tiered_mib(job)}Mi",
-        "folder": _FOLDER,
+        "folder": MEMORYD_FOLDER,
         "end_s": _DRAIN_S + _CLOSE_S if settings.store else 0,
     }
 
@@ -49,13 +49,6 @@ def sidecar_peers(job: Job, cluster: K8sCluster) -> str:
         return ""
     names = [pod_name(job, cluster, index) for index in range(num_pods(job, cluster))]
     return "".join(f"{name}={name}.{job.name}:{peer_port(job.memoryd)}\n" for name in names)
-
-
-def sidecar_variables(job: Job) -> dict[str, str]:
-    """Return the variables by which workers and daemon find each other, {} without a daemon."""
-    if job.memoryd is None:
-        return {}
-    return {"MEMORYD_DIR": _FOLDER, "MEMORYD_TOKEN_FILE": token_path(job)}
 
 
 def shm_size(job: Job) -> str | None:

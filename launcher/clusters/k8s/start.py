@@ -11,7 +11,7 @@ import shlex
 from launcher.clusters.agent import agent_command
 from launcher.clusters.k8s.token import token_path
 from launcher.job import Job
-from launcher.job.cluster import RENDEZVOUS_PORT, K8sCluster
+from launcher.job.cluster import K8sCluster
 from launcher.job.cluster_rules import pods_name
 from launcher.job.tiered_rules import OPERATOR_PORT, PEER_PORT
 from launcher.job.workload import ScriptTrainer
@@ -31,11 +31,6 @@ JOB_UID = "LAUNCHER_JOB_UID"
 
 
 _PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7")
-
-
-def rendezvous_port(cluster: K8sCluster) -> int:
-    """Return the port at which each pod of a plain Job is found by the others."""
-    return cluster.rdzv_port or RENDEZVOUS_PORT
 
 
 def run_path(job: Job, cluster: K8sCluster) -> str:

@@ -23,9 +23,7 @@ def token_path(job: Job) -> str:
 def token_values(job: Job) -> dict[str, Any] | None:
     """Return what the templates need to mount the token, None where they mount none."""
     name = token_secret_name(job)
-    if name is None:
-        return None
-    return {"name": name, "mount_path": SECRET_PATH, "mode": TOKEN_MODE}
+    return {"name": name, "mount_path": SECRET_PATH, "mode": TOKEN_MODE} if name else None
 
 
 def token_secret(job: Job, owner: Mapping[str, str]) -> dict[str, Any]:

@@ -13,29 +13,22 @@ from typing import Any
 from launcher.clusters.k8s.security import (
     daemon_security,
     efa_devices,
-    has_efa,
     pod_security,
     workers_security,
 )
-from launcher.clusters.k8s.sidecar import (
-    K8S_NAMESPACE,
-    shm_size,
-    sidecar_values,
-    sidecar_variables,
-)
+from launcher.clusters.k8s.sidecar import K8S_NAMESPACE, MEMORYD_FOLDER, shm_size, sidecar_values
 from launcher.clusters.k8s.start import (
     CONFIG_PATH,
     JOB_UID,
     K8S_NODE,
     POD_IP,
     POD_NAME,
-    rendezvous_port,
     run_path,
     start_command,
 )
 from launcher.clusters.k8s.token import token_path, token_values
 from launcher.job import Job
-from launcher.job.cluster import K8sCluster
+from launcher.job.cluster import RENDEZVOUS_PORT, K8sCluster
 from launcher.job.cluster_rules import REPLICA_NAME, REPLICATED_JOB, num_base_pods, pods_name
 from launcher.job.environment import worker_environment
 from launcher.job.fields import time_limit_seconds
@@ -63,16 +56,13 @@ _KEPT_ON_THEIR_NODES = {
 }
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
-_JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 _K8S_RETRIES_MAX = 6
 _FULL_RESTARTS_MAX = 1
 # HyperPod's operator takes no snooze without a period, and its own command line sets this one.
 _EVAL_PERIOD_S = 3600
 _AWS_TYPE = "ml."
-# What kubelet and the system keep of a node's CPUs: of each up to the one named, of all others, and
-# once.
-_RESERVED_OF_CPU = ((1, 0.3), (2, 0.15), (4, 0.1))
-_RESERVED_OF_OTHERS = 0.06
+# What kubelet and the system keep of a node's CPUs: of each up to the one named, and once.
+_RESERVED_OF_CPU = ((1, 0.3), (2, 0.15), (4, 0.1), (math.inf, 0.06))
 _RESERVED_CPUS = 0.1
 
 
@@ -80,6 +70,8 @@ def manifest_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
     """Return the values for the templates of the job's kind, all but the files' texts."""
     requests, limits = _resources(job)
     told = notes(job)
+    # At which each pod is found by the others, or by the operator.
+    port = cluster.rdzv_port or (RENDEZVOUS_PORT if cluster.has_indexed_pods else OPERATOR_PORT)
     return {
         "job": job,
         "cluster": cluster,
@@ -87,16 +79,12 @@ def manifest_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         "run_path": run_path(job, cluster),
         "token_path": token_path(job),
         "agent_command": start_command(job, cluster),
-        "port": rendezvous_port(cluster) if cluster.has_indexed_pods else OPERATOR_PORT,
+        "port": port,
         "job_label": JOB_LABEL,
-        # Those of an elastic run belong to several Jobs.
-        "pod_label": JOB_LABEL if job.resilience.elastic else "job-name",
         "pods_name": pods_name(job, cluster),
         "replica_name": REPLICA_NAME,
         "replicated_job": REPLICATED_JOB,
         "num_base_pods": num_base_pods(job, cluster),
-        "has_copies": _has_copies(job, cluster),
-        "has_efa": has_efa(job),
         "notes": told,
         **_metadata(job, cluster, told),
         "env": _env(job, cluster),
@@ -118,12 +106,6 @@ def manifest_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
     }
 
 
-def _has_copies(job: Job, cluster: K8sCluster) -> bool:
-    """Return whether pods of a plain Job keep copies for each other, so that they are spread."""
-    has_feature = bool(job.resilience.checkpointless or job.memoryd)
-    return cluster.has_indexed_pods and job.num_nodes_max > 1 and has_feature
-
-
 def _metadata(job: Job, cluster: K8sCluster, told: list[str]) -> dict[str, dict[str, str]]:
     labels = {
         **cluster.labels,
@@ -131,7 +113,7 @@ def _metadata(job: Job, cluster: K8sCluster, told: list[str]) -> dict[str, dict[
         "app.kubernetes.io/name": job.name,
     }
     # JobSet's Service is for pods with this label; growth Jobs are no part of the JobSet.
-    own = {_JOBSET_LABEL: job.name} if cluster.job_kind == "trainjob" else {}
+    own = {"jobset.sigs.k8s.io/jobset-name": job.name} if cluster.job_kind == "trainjob" else {}
     queue = _set(**{_QUEUE_LABEL: cluster.queue, _PRIORITY_LABEL: cluster.queue_priority})
     annotations = {
         **cluster.annotations,
@@ -140,36 +122,36 @@ def _metadata(job: Job, cluster: K8sCluster, told: list[str]) -> dict[str, dict[
         "training-recipes/recipe": job.recipe.name,
         "training-recipes/version": str(job.recipe.version),
     }
+    noted = {NOTES_ANNOTATION: "\n".join(told)} if told else {}
     return {
         "labels": _sorted(labels),
         # Kueue admits the job; its pods must not ask on their own.
         "job_labels": _sorted(labels | queue),
         "pod_labels": _sorted({**labels, JOB_LABEL: job.name, **own}),
         "annotations": _sorted(annotations),
-        "job_annotations": _sorted(
-            annotations | _set(**{NOTES_ANNOTATION: "\n".join(told) or None})
-        ),
+        "job_annotations": _sorted(annotations | noted),
         "pod_annotations": _sorted(_KEPT_ON_THEIR_NODES | cluster.annotations),
     }
 
 
-def _env(job: Job, cluster: K8sCluster) -> list[dict[str, Any]]:
+def _env(job: Job, cluster: K8sCluster) -> dict[str, dict[str, Any]]:
     """Return the container's variables by name, each with a value, a secret or a pod's field."""
     texts = worker_environment(job)
-    is_hyperpod = cluster.job_kind == "hyperpod"
     # Kubernetes gives a Job's pods this label in all versions from 1.24.
-    uid = {JOB_UID: "metadata.labels['controller-uid']"}
-    fields = {POD_IP: "status.podIP", **({POD_NAME: "metadata.name"} if is_hyperpod else uid)}
-    if variables_of_memoryd := sidecar_variables(job):
-        texts = variables_of_memoryd | texts
+    own = {JOB_UID: "metadata.labels['controller-uid']"}
+    if cluster.job_kind == "hyperpod":
+        own = {POD_NAME: "metadata.name"}
+    fields = {POD_IP: "status.podIP", **own}
+    if job.memoryd:
+        # By these workers and daemon find each other.
+        texts = {"MEMORYD_DIR": MEMORYD_FOLDER, "MEMORYD_TOKEN_FILE": token_path(job)} | texts
         fields |= {K8S_NODE: "spec.nodeName", K8S_NAMESPACE: "metadata.namespace"}
     variables: dict[str, dict[str, Any]] = {
         **{name: {"field": field} for name, field in fields.items()},
         **{name: {"value": literal(text)} for name, text in texts.items()},
         **{name: {"secret": secret} for name, secret in cluster.secrets.items()},
     }
-    kinds = dict.fromkeys(("field", "value", "secret"))
-    return [{"name": name, **kinds, **variables[name]} for name in sorted(variables)]
+    return dict(sorted(variables.items()))
 
 
 def literal(text: str) -> str:
@@ -185,17 +167,15 @@ def literal(text: str) -> str:
 def _resources(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (requests, limits): limits that have to equal the request, and memory_limit_gib."""
     asked, trainer, instance = job.resources, job.trainer, job.instance
-    fixed = _set(
-        **{
-            "nvidia.com/gpu": trainer.num_devices if instance.accelerator == "gpu" else None,
-            _EFA: efa_devices(trainer, instance, job.num_nodes_max) or None,
-            "hugepages-2Mi": _quantity(asked.hugepages_2mi_mib or None, "Mi"),
-        }
-    )
+    fixed = {
+        "nvidia.com/gpu": trainer.num_devices if instance.accelerator == "gpu" else None,
+        _EFA: efa_devices(trainer, instance, job.num_nodes_max) or None,
+        "hugepages-2Mi": _quantity(asked.hugepages_2mi_mib or None, "Mi"),
+    }
     num_cpus = asked.num_cpus or _share_of_cpus(trainer, instance)
-    amounts = _set(cpu=num_cpus, memory=_quantity(requested_memory_gib(job), "Gi"))
-    limit = _set(memory=_quantity(job.k8s.security.memory_limit_gib, "Gi"))
-    return amounts | fixed, limit | fixed
+    gib, limit_gib = requested_memory_gib(job), job.k8s.security.memory_limit_gib
+    requests = _set(cpu=num_cpus, memory=_quantity(gib, "Gi"), **fixed)
+    return requests, _set(memory=_quantity(limit_gib, "Gi"), **fixed)
 
 
 def _share_of_cpus(trainer: TrainerSettings, instance: Instance) -> int | None:
@@ -207,7 +187,7 @@ def _share_of_cpus(trainer: TrainerSettings, instance: Instance) -> int | None:
     if instance.accelerator != "gpu" or not instance.type.startswith(_AWS_TYPE):
         return None
     reserved = sum(
-        next((share for last, share in _RESERVED_OF_CPU if number <= last), _RESERVED_OF_OTHERS)
+        next(share for last, share in _RESERVED_OF_CPU if number <= last)
         for number in range(1, instance.num_vcpus + 1)
     )
     allocatable = math.floor(instance.num_vcpus - _RESERVED_CPUS - reserved)
@@ -260,25 +240,22 @@ def _restart_policy(job: Job, cluster: K8sCluster) -> dict[str, Any]:
     """Return HyperPod's restart limits; the cluster's word comes before the feature's."""
     policy, feature = cluster.run_policy.restart_policy, job.resilience.checkpointless
     elastic = job.resilience.elastic
-    period_s = _EVAL_PERIOD_S if elastic else None
     limits = _set(
-        evalPeriodSeconds=feature.restart_window_s if feature else period_s,
+        evalPeriodSeconds=feature.restart_window_s if feature else elastic and _EVAL_PERIOD_S,
         numRestartBeforeFullJobRestart=feature and feature.process_restarts_max,
-        scaleUpSnoozeTimeInSeconds=math.ceil(elastic.scale_up_snooze_s) if elastic else None,
+        scaleUpSnoozeTimeInSeconds=elastic and math.ceil(elastic.scale_up_snooze_s),
     )
-    if policy is None and not limits:
-        return limits
-    # Each makes all pods anew, after as many restarts as the recipe allows within the window.
-    limits["maxFullJobRestarts"] = _FULL_RESTARTS_MAX
-    if policy is None:
-        return limits
-    return limits | _set(
+    if policy or limits:
+        # Each makes all pods anew, after as many restarts as the recipe allows within the window.
+        limits["maxFullJobRestarts"] = _FULL_RESTARTS_MAX
+    own = policy and _set(
         evalPeriodSeconds=policy.eval_period_s,
         maxFullJobRestarts=policy.full_job_restarts_max,
         numRestartBeforeFullJobRestart=policy.restarts_before_full_job,
         maxNumRepeatOffendersToAvoid=policy.repeat_offenders_to_avoid_max,
         scaleUpSnoozeTimeInSeconds=policy.scale_up_snooze_s,
     )
+    return limits | (own or {})
 
 
 def _quantity(number: int | None, unit: str) -> str | None:
