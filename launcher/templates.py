@@ -1,8 +1,9 @@
 """Fill templates in, such that a recipe's value stays plain text whatever it holds.
 
 A value enters a shell script through the filter `sh` and a manifest through
-`json` (JSON is YAML, so a value can never become structure); texts enter a
-comment of either through `comment`. A team's template replaces ours of the same name.
+`json` (JSON is YAML, so a value can never become structure), or with others
+through `fields`; texts enter a comment of either through `comment`. A team's
+template replaces ours of the same name.
 """
 
 from __future__ import annotations
@@ -69,10 +70,13 @@ def _environment(templates: frozenset[tuple[str, str]]) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        # A template is filled in a few times: folding its constants takes longer than it saves.
+        optimized=False,
     )
     environment.filters["sh"] = _quote_shell
     environment.filters["json"] = _quote_json
     environment.filters["comment"] = _quote_comment
+    environment.filters["fields"] = _write_fields
     return environment
 
 
@@ -89,6 +93,13 @@ def _quote_shell(value: object) -> str:
 def _quote_json(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, sort_keys=True)
     return _NOT_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _write_fields(fields: Mapping[str, object], indent: int, quoted: bool = False) -> str:
+    """Return fields of YAML, a line each; a field that is null is left out."""
+    given = {name: _quote_json(value) for name, value in fields.items() if value is not None}
+    names = {name: _quote_json(name) if quoted else name for name in given}
+    return "\n".join(f"{' ' * indent}{names[name]}: {text}" for name, text in given.items())
 
 
 def _quote_comment(texts: Iterable[str]) -> str:

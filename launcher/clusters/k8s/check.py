@@ -94,15 +94,14 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 def _construct_mapping(loader: Any, node: yaml.MappingNode) -> dict[Hashable, Any]:
     loader.flatten_mapping(node)
-    seen: set[str] = set()
-    for key_node, _ in node.value:
+    found: dict[Hashable, Any] = {}
+    for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
         is_text = isinstance(key, str)
-        if not is_text or key in seen:
+        if not is_text or key in found:
             words = f"key {key!r} {'stands there twice' if is_text else 'is no text'}"
             raise yaml.constructor.ConstructorError(None, None, words, key_node.start_mark)
-        seen.add(key)
-    found: dict[Hashable, Any] = loader.construct_mapping(node, deep=True)
+        found[key] = loader.construct_object(value_node, deep=True)
     return found
 
 

@@ -54,7 +54,7 @@ def read_schemas() -> Schemas:
     definitions: dict[str, _Schema] = {}
     for each in files:
         for name, own in each["definitions"].items():
-            definitions[name] = _laid_over(definitions.get(name, {}), own)
+            definitions[name] = _laid_over(definitions[name], own) if name in definitions else own
     forms = {name: matching(**own) for name, own in files[-1]["forms"].items()}
     return Schemas(kinds, definitions, {**CHECKS, **forms})
 
