@@ -20,7 +20,6 @@ TORCH_INDEX ?=
 # What docker/Dockerfile takes; where a value is empty, the Dockerfile's default holds.
 ACCELERATOR ?=
 BASE ?=
-HYPERPOD_AGENT ?=
 RECIPE ?= llama/llama3_tiny_checkpointless
 ARGS ?=
 # So many tests run beside each other. They wait more than they compute: two leave two cores idle.
@@ -116,8 +115,7 @@ bench: $(VENV)/.dev
 
 image:
 	@scripts/build-image.sh "TORCH_VERSION=$(TORCH_VERSION)" "TORCH_INDEX=$(TORCH_INDEX)" \
-	  "PIP_INDEX_URL=$(PIP_INDEX_URL)" "ACCELERATOR=$(ACCELERATOR)" "BASE=$(BASE)" \
-	  "HYPERPOD_AGENT=$(HYPERPOD_AGENT)"
+	  "PIP_INDEX_URL=$(PIP_INDEX_URL)" "ACCELERATOR=$(ACCELERATOR)" "BASE=$(BASE)"
 
 clean:
 	rm -rf $(VENV) .venv-aws .venv-aws-tiered .venv-torch-tests .venv-torch-older .venv-frameworks build dist .pytest_cache .mypy_cache .ruff_cache

@@ -19,8 +19,12 @@ from typing import NamedTuple
 import pytest
 from docker.utils import exclude_paths
 from dockerfile_parse import DockerfileParser
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+from launcher.job.cluster import K8sCluster
 from launcher.support import DEFAULT_IMAGE
+from tests.launcher.shipped import shipped_job
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "scripts" / "build-image.sh"
@@ -105,6 +109,38 @@ def test_extras_of_the_image_exist() -> None:
     known = importlib.metadata.metadata("training-recipes").get_all("Provides-Extra")
 
     assert set(extras.split(",")) <= set(known or ())
+
+
+def test_image_has_one_hashed_version_of_what_its_extras_ask_for() -> None:
+    """But for torch, whose builds differ by accelerator."""
+    text = "\n".join(line.value for line in dockerfile())
+    [extras] = re.findall(r'"\.\[(.*?)\]"', text)
+    blocks = re.split(r"\n(?=\w)", (ROOT / "constraints" / "image.txt").read_text())[1:]
+    pins = [Requirement(block.partition("\\")[0]) for block in blocks]
+    wanted = [Requirement(each) for each in importlib.metadata.requires("training-recipes") or ()]
+
+    assert "--require-hashes --no-deps -r constraints/image.txt" in text
+    assert [block for block in blocks if "--hash=sha256:" not in block] == []
+    for each in wanted:
+        asked = not each.marker or any(
+            each.marker.evaluate({"extra": e}) for e in extras.split(",")
+        )
+        if not asked or each.name in ("torch", "training-recipes"):
+            continue
+        found = [pin for pin in pins if canonicalize_name(pin.name) == canonicalize_name(each.name)]
+        versions = [next(iter(pin.specifier)).version for pin in found]
+        assert versions, each
+        assert [one for one in versions if one not in each.specifier] == [], each
+
+
+def test_image_runs_as_the_number_that_pods_have() -> None:
+    cluster = shipped_job("llama/llama3_tiny_pretrain", "job").cluster
+    assert isinstance(cluster, K8sCluster)
+    own = cluster.security
+
+    last = dockerfile()[-1]
+
+    assert (last.instruction, last.value) == ("USER", f"{own.run_as_user}:{own.run_as_group}")
 
 
 def test_default_image_has_the_version_of_the_project() -> None:
