@@ -9,9 +9,11 @@ import gc
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -44,6 +46,7 @@ from launcher.rundir import (
 )
 from launcher.support import check_runnable, check_trainer_installed, printed_notes
 from launcher.templates import read_templates
+from launcher.versions.checking import find_changed_keys
 from launcher.versions.folder import find_kept_sum
 from launcher.versions.resolved import freeze_config, own_overrides
 from resilience.signals import STOP_SIGNALS, delayed_signals
@@ -89,7 +92,7 @@ def launch(
         # It was off until here: a run may go on for weeks.
         gc.enable()
         is_alone = sweep_number is None and chosen == frozen.name
-        if is_alone and (note := _changed_recipe(frozen, folders)):
+        if is_alone and (note := _changed_recipe(frozen, folders, start)):
             sys.stderr.write(f"note: {note}\n")
         if action in ("run", "submit"):
             return start_run(RunFolder(path=run_dir, job=job), is_detached=is_detached)
@@ -105,8 +108,8 @@ def _fold_config(start: Path) -> Fold:
 _GROUP_CHOICE = r"(\+\+?|~)?(model|trainer|data|instance|\w+/[\w/]+)(@[\w.]+)?(=|$)"
 
 
-def _changed_recipe(frozen: Frozen, folders: Folders) -> str | None:
-    """Return a note where a live recipe is not what is kept of its version.
+def _changed_recipe(frozen: Frozen, folders: Folders, start: Path) -> str | None:
+    """Return a note where a live recipe has not the values that are kept of its version.
 
     Another choice of a group loads other files, which say nothing of the recipe.
     """
@@ -114,6 +117,12 @@ def _changed_recipe(frozen: Frozen, folders: Folders) -> str | None:
     kept = find_kept_sum(frozen.name, frozen.version, folders.recipes)
     if kept is None or own or replace(frozen, overrides=()).content_sum() == kept:
         return None
+    # Hydra has one composed recipe at a time, and this one is done.
+    GlobalHydra.instance().clear()
+    # Where no job can be made of what was kept, that is a difference too, and not the run's end.
+    with suppress(RecipeError):
+        if not find_changed_keys(frozen.name, frozen.version, start):
+            return None
     pinned = f"{frozen.name}@{frozen.version}"
     return (
         f"{frozen.name} is not what is kept of its version {frozen.version}: `check` names the "

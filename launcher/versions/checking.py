@@ -42,6 +42,15 @@ class Finding:
     is_mended_by_update: bool = False
 
 
+def find_changed_keys(recipe: str, version: int, start: Path) -> list[str]:
+    """Return a line for each key of a recipe that its kept version has with another value.
+
+    The same values from other files are no change. Raises RecipeError.
+    """
+    now, before = (resolve_recipe(each, start=start) for each in (recipe, f"{recipe}@{version}"))
+    return list(changed_keys(before.written_values(), now.written_values()))
+
+
 class Checker:
     """Checks the recipes of one folder that is seen from the folder `start`."""
 
@@ -108,8 +117,7 @@ class Checker:
         name, number = now.frozen.name, now.frozen.version
         if read_sum(frozen_path(self.folder, name, number)) == now.frozen.content_sum():
             return []
-        before = resolve_recipe(f"{name}@{number}", start=self._start)
-        return list(changed_keys(before.written_values(), now.written_values()))
+        return find_changed_keys(name, number, self._start)
 
     def _next_number(self, name: str, now: Resolved) -> int:
         """Return the number of a version that is added now: none that the name has had.

@@ -309,7 +309,12 @@ def test_rendering_notes_that_a_live_recipe_is_not_its_version(team: Path) -> No
         "recipe=a/one@1 is that version\n"
     )
     assert note not in launch("recipe=a/one", "trainer.seed=5", folder=team).err
+    # Other files that say the same are no other recipe: `check` would name no key.
     change(team / "conf/trainer/ours.yaml", "sharding: none", "threads_per_worker: 1")
+    assert note not in launch("recipe=a/one", "trainer.seed=5", folder=team).err
+    shipped = launch("recipe=script/ray_cluster", "trainer.folder=/code", folder=team)
+    assert (shipped.status, "is not what is kept" in shipped.err) == (0, False)
+    change(team / "conf/trainer/ours.yaml", "threads_per_worker: 1", "sharding: full")
 
     assert note in launch("recipe=a/one", "trainer.seed=5", folder=team).err
     assert note not in launch("recipe=a/one@1", folder=team).err
