@@ -28,7 +28,7 @@ PROGRAM = Path(__file__).with_name("program.py")
 PLAIN_PROGRAM = Path(__file__).with_name("plain_program.py")
 LIMIT_S = 240
 """A run that takes longer hangs."""
-_MARK = "AGENT_TEST_RUN"
+MARK = "AGENT_TEST_RUN"
 
 
 def _shared_memory() -> set[str]:
@@ -63,7 +63,7 @@ class Run:
             (self.folder / name).mkdir(exist_ok=True)
         environment = {
             **{key: value for key, value in os.environ.items() if key != "RANK"},
-            _MARK: self.mark,
+            MARK: self.mark,
             "OUT": str(self.folder / "out"),
             "TMPDIR": str(self.folder / "tmp"),
             "GLOO_SOCKET_IFNAME": "lo",
@@ -135,7 +135,7 @@ class Run:
 
     def processes(self) -> list[int]:
         """Return the processes of the run that live, whoever started them."""
-        mark = f"{_MARK}={self.mark}".encode()
+        mark = f"{MARK}={self.mark}".encode()
         found = []
         for each in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):
