@@ -41,7 +41,7 @@ def _own_words(options: argparse.Namespace, body: UpdateBody) -> Iterator[str]:
     # The operator stops all nodes: none goes on without the others.
     yield "--ends-run"
     if body.spare:
-        # It takes the place of a lost node, and never begins the run.
+        # It joins a run that others begin, in the place of a node that is lost or late.
         yield "--further-node"
     if (own := hosts.get(body.rank)) is None:
         return

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from resilience.events import read_events
+from resilience.events import Event, read_events
 from tests.ports import free_ports
 from tests.resilience.agent.operator.driver import Node, children, start_body
 from tests.scenarios.local_runs.pods import run_folder
@@ -135,14 +135,15 @@ class Operator:
         self.done.append(f"{act.kind} {act.rank} at {self.step()}")
         match act.kind:
             case "sigkill":
-                self._signal(self._worker(act.rank), signal.SIGKILL)
+                self._signal(self._worker(act.rank).fields["pid"], signal.SIGKILL)
             case "sigstop":
-                worker = self._worker(act.rank)
+                worker = self._worker(act.rank).fields["pid"]
                 self._signal(worker, signal.SIGSTOP)
                 self._pause(act.seconds)
                 self._signal(worker, signal.SIGCONT)
             case "lost_agent":
-                node = self.nodes[act.rank]
+                host = self._worker(act.rank).node
+                (node,) = (each for each in self.nodes if each.host == host)
                 self._signal(children(node.run.agents[node.name].pid)[0], signal.SIGKILL)
                 node.wait("faulted")
             case "stop":
@@ -151,11 +152,10 @@ class Operator:
                     self.size, self.nodes = act.size, self.pods[: act.size]
                 self.start()
 
-    def _worker(self, rank: int) -> int:
-        """Return the newest process of a rank."""
+    def _worker(self, rank: int) -> Event:
+        """Return what says where the newest process of a rank is."""
         events = read_events(run_folder(self.nodes[0].run) / "events.jsonl")
-        started = [each for each in events if (each.event, each.rank) == ("worker_started", rank)]
-        return int(started[-1].fields["pid"])
+        return [each for each in events if (each.event, each.rank) == ("worker_started", rank)][-1]
 
     def _signal(self, pid: int, number: int) -> None:
         """Signal a process of the run, unless it has ended."""
