@@ -12,7 +12,11 @@ _Whole = Annotated[int, Field(strict=True)]
 _Rank = Annotated[_Whole, Field(ge=0, lt=NODES_MAX)]
 _Seconds = Annotated[float, Field(gt=0, le=1e6)]
 # The operator may leave it to the agents.
-_Port = Annotated[int, BeforeValidator(lambda port: port or 0), Field(ge=0, lt=65536)]
+_Port = Annotated[
+    int, BeforeValidator(lambda port: 0 if port == "" else port), Field(ge=0, lt=65536)
+]
+# An empty list of a program in Go.
+_NoneIsEmpty = BeforeValidator(lambda values: () if values is None else values)
 
 
 class _Body(BaseModel):
@@ -43,9 +47,11 @@ class UpdateBody(_Body):
     faultCount: Annotated[_Whole, Field(ge=0, lt=2**31)]  # noqa: N815 - the protocol's name
     master_addr: Annotated[str, Field(min_length=1, max_length=253)]
     master_port: _Port
-    log_monitoring_configuration: tuple[LogRule, ...] = ()
+    log_monitoring_configuration: Annotated[tuple[LogRule, ...], _NoneIsEmpty] = ()
     ipVersion: _Text | None = None  # noqa: N815
-    rankIps: Annotated[tuple[RankAddress, ...], Field(max_length=NODES_MAX)] = ()  # noqa: N815
+    rankIps: Annotated[  # noqa: N815
+        tuple[RankAddress, ...], _NoneIsEmpty, Field(max_length=NODES_MAX)
+    ] = ()
     spare: bool = False
 
     @model_validator(mode="after")
@@ -76,8 +82,9 @@ class StartBody(UpdateBody):
 class StopBody(_Body):
     """An order to end the node's part of the run."""
 
-    is_graceful: bool = False
-    timeout: _Seconds | None = None
+    is_graceful: bool | None = None
+    timeout: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    """Seconds; 0 counts as none given: a run that is killed at once would save nothing."""
 
 
 BODIES: dict[str, type[UpdateBody] | type[StopBody]] = {

@@ -41,6 +41,7 @@ class OneRequest(Way):
         self._options, self._answer = options, answer
         self._data = bytearray()
         self._request: http.Request | None = None
+        self._path = ""
         self._is_answered = False
 
     def advance(self) -> bool:
@@ -78,14 +79,16 @@ class OneRequest(Way):
             text = f"at most {BODY_BYTES_MAX} bytes are allowed"
             raise http.HttpError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
         if len(self._data) >= num_bytes:
-            self._send(HTTPStatus.OK, self._answer(request.target, bytes(self._data[:num_bytes])))
+            self._send(HTTPStatus.OK, self._answer(self._path, bytes(self._data[:num_bytes])))
 
     def _check(self, request: http.Request) -> None:
         """Raise HttpError for a request of somebody else, and for one that is no command."""
         host = ipaddress.ip_address(self.socket.getpeername()[0].partition("%")[0])
         address = getattr(host, "ipv4_mapped", None) or host
         given = request.headers.get("authorization", "").encode("latin-1")
-        token, path = self._options.operator_token_file, request.target
+        # No command has a query: one that comes has no meaning here.
+        self._path = path = request.target.partition("?")[0]
+        token = self._options.operator_token_file
         is_allowed = any(address in each for each in self._options.operator_from or LOOPBACK)
         is_proven = not token or hmac.compare_digest(given, f"Bearer {token}".encode())
         method = METHODS.get(path, "")

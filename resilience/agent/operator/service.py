@@ -43,7 +43,7 @@ class OperatedNode:
     def __init__(self, options: argparse.Namespace, words: Sequence[str], num_slots: int) -> None:
         """Listen at the port; raises OSError where it cannot be had."""
         self._options, self._words, self._num_slots = options, words, num_slots
-        self._state, self._dates = states.NodeState(), dict[str, str]()
+        self._state, self._dates = states.NodeState(), {"INIT": _now()}
         self._run: _Run | None = None
         self._wake, self._is_terminated = Wake(), False
         self._server = open_port(options, self._answer)
@@ -80,7 +80,8 @@ class OperatedNode:
         if path == "/shutdown":
             self._feed("shutdown")
         elif path != "/status":
-            command = BODIES[path].model_validate_json(body or b"{}")
+            is_empty = path == "/stop" and body in (b"", b"null")
+            command = BODIES[path].model_validate_json(b"{}" if is_empty else body)
             if isinstance(command, UpdateBody):
                 refuse_size(self._options, command)
             self._feed(command)
@@ -101,7 +102,7 @@ class OperatedNode:
             _say(f"{before.status} to {after.status} {after.message}")
             # The operator reads them in the order in which the states were entered.
             self._dates.pop(after.status.upper(), None)
-            self._dates[after.status.upper()] = datetime.now(timezone.utc).isoformat()
+            self._dates[after.status.upper()] = _now()
         if after.has_run and not before.has_run:
             self._start()
         elif after.stop and not before.stop and self._run:
@@ -186,6 +187,10 @@ class _Run:
         text = told or f"the agent of the run {describe_status(status)}"
         status = 128 - status if status < 0 else status
         return states.RunEnded(status=status, text=text, is_told=bool(told))
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat()
 
 
 def _say(text: str) -> None:

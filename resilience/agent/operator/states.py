@@ -177,7 +177,7 @@ def _look(state: NodeState, step: int, now_s: float) -> NodeState:
 def describe(
     state: NodeState, dates: Mapping[str, str], *, num_workers: int, folder: str, version: str
 ) -> dict[str, Any]:
-    """Return the answer to /status, with the fields of HyperPod's own agent.
+    """Return the answer to /status, with the fields of HyperPod's own agent, none of them empty.
 
     `dates` say when each state was entered last.
     """
@@ -186,18 +186,18 @@ def describe(
     own = range(rank * num_workers, (rank + 1) * num_workers) if has_step else range(0)
     values = [(each, rank, each - own.start, False, f'{{"step": {state.step}}}') for each in own]
     progress = {"run": {"progressData": folder, "progressCount": state.step}}
-    return {
+    told = {
         "status": state.status,
         "transitions": dict(dates),
         "reason": state.reason,
         "message": state.message,
         "restartMode": "process_level_restart",
         "worker_data": [dict(zip(_WORKER, each, strict=True)) for each in values],
-        "rank_labels": {},
         "ipversion": place and place.ipVersion,
         "progress": progress if has_step else {},
         "agent_version": version,
         "assigned_rank": str(rank) if place else "",
-        "spare": str(bool(place and place.spare)),
-        "priority": "",
+        # Until the operator says otherwise.
+        "spare": str(place.spare if place else True),
     }
+    return {name: value for name, value in told.items() if value}

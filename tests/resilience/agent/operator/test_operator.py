@@ -71,7 +71,7 @@ def test_a_run_that_gives_up_is_faulted_and_started_again(
     node.wait("completed", "faulted")
 
     assert list(node.status()["transitions"]) == [
-        "FAULTED", "STOPPING", "READY", "RUNNING", "COMPLETED"
+        "INIT", "FAULTED", "STOPPING", "READY", "RUNNING", "COMPLETED"
     ]  # fmt: skip
     assert node.end() == 0
     node.run.assert_same(undisturbed(2, 6))

@@ -63,6 +63,7 @@ def _without(name: str) -> dict[str, Any]:
         ("/start", start_body(0, HOSTS, rankIps=[RANKS[0], {**RANKS[0], "rank": 1}]), "rankIps"),
         ("/start", start_body(0, HOSTS, rankIps=[RANKS[0], {**RANKS[1], "rank": 9}]), "rankIps"),
         ("/start", start_body(nnodes=0), "nnodes"),
+        ("/start", start_body(master_port=None), "master_port"),
         ("/start", start_body(faultCount=1e30), "faultCount"),
         ("/start", start_body(rankIps=[{"rank": 0, "ip": "x; reboot"}]), "rankIps"),
         ("/start", start_body(rankIps=[{"rank": 100_001, "ip": "10.0.0.1"}]), "rankIps"),
@@ -110,13 +111,14 @@ def test_requests_that_are_none_are_answered_and_change_nothing(ready: Node) -> 
         exchange(port, "GET /start HTTP/1.1\r\nHost: a\r\n\r\n"),
         exchange(port, "\0\0\0\r\n\r\n"),
         exchange(port, "POST /stop HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"),
-        exchange(port, "GET /status HTTP/1.1\r\nHost: a\r\n", "\r\n"),
+        exchange(port, "GET /status?all=1 HTTP/1.1\r\nHost: a\r\n", "\r\n"),
+        exchange(port, "POST /stop HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n", "null"),
         exchange(port, "POST /stop HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{", "}"),
     ]  # fmt: skip
-    assert [int(text.split()[1]) for text in texts] == [405, 400, 501, 200, 409]
+    assert [int(text.split()[1]) for text in texts] == [405, 400, 501, 200, 409, 409]
     assert '"allowed: POST"' in texts[0]
     assert ready.status()["status"] == "ready"
-    assert list(ready.status()["transitions"]) == ["READY"]
+    assert list(ready.status()["transitions"]) == ["INIT", "READY"]
     assert ready.end() == 0
 
 

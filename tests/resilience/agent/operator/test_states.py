@@ -207,19 +207,27 @@ def test_status_has_the_fields_of_the_protocol() -> None:
         "status": "running",
         "transitions": dates,
         "reason": "Running",
-        "message": "",
         "restartMode": "process_level_restart",
         "worker_data": [
             {"rank": 2, "group_rank": 1, "local_rank": 0, "failed": False, "data": '{"step": 7}'},
             {"rank": 3, "group_rank": 1, "local_rank": 1, "failed": False, "data": '{"step": 7}'},
         ],
-        "rank_labels": {},
         "ipversion": "v0",
         "progress": {"run": {"progressData": "/run", "progressCount": 7}},
         "agent_version": "1.2",
         "assigned_rank": "1",
         "spare": "False",
-        "priority": "",
+    }
+
+
+def test_status_leaves_out_what_is_not_known() -> None:
+    told = describe(after("up"), {}, num_workers=2, folder="/run", version="1.2")
+
+    assert told == {
+        "status": "ready",
+        "restartMode": "process_level_restart",
+        "agent_version": "1.2",
+        "spare": "True",
     }
 
 
