@@ -37,7 +37,7 @@ PART_data := tests/resilience/data
 PART_agent := tests/resilience tests/scenarios/agents --ignore=tests/resilience/tiered --ignore=tests/resilience/data
 PART_membership := tests/scenarios/membership tests/scenarios/simulation --ignore=tests/scenarios/simulation/test_model.py --ignore=tests/scenarios/simulation/test_random.py
 PART_model := tests/scenarios/simulation/test_model.py tests/scenarios/simulation/test_random.py
-PART_runs := tests/scenarios/first_run tests/scenarios/k8s tests/scenarios/local_runs tests/scenarios/pages tests/scenarios/scripts tests/scenarios/slurm
+PART_runs := tests/scenarios/first_run tests/scenarios/k8s tests/scenarios/local_runs tests/scenarios/operators tests/scenarios/pages tests/scenarios/scripts tests/scenarios/slurm
 PART_rest := tests --ignore=tests/recipes_training --ignore=tests/resilience --ignore=tests/scenarios
 PARTS := recovery elastic random training megatron tiered data agent membership model runs rest
 PART ?= $(PARTS)
@@ -96,6 +96,7 @@ test: check
 test-long: check
 	@scripts/install-torch-tests.sh $(BIN)/python
 	@scripts/install-frameworks.sh $(BIN)/python
+	@scripts/install-aws-agent.sh $(BIN)/python
 	@echo "parts: $(PARTS); for one of them alone: make test-long PART=NAME"
 	@failed=; for part in $(PART); do \
 	  $(MAKE) --no-print-directory "part-$$part" || failed="$$failed $$part"; \
@@ -118,4 +119,4 @@ image:
 	  "PIP_INDEX_URL=$(PIP_INDEX_URL)" "ACCELERATOR=$(ACCELERATOR)" "BASE=$(BASE)"
 
 clean:
-	rm -rf $(VENV) .venv-aws .venv-aws-tiered .venv-torch-tests .venv-torch-older .venv-frameworks build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-aws .venv-aws-agent .venv-aws-tiered .venv-torch-tests .venv-torch-older .venv-frameworks build dist .pytest_cache .mypy_cache .ruff_cache
