@@ -26,12 +26,10 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> None:
         ([], "HOME SBATCH_ACCOUNT", "AWS_PROFILE, NCCL_DEBUG, https_proxy"),
         (["+cluster.secrets.AWS_PROFILE={}", "+env.https_proxy=h", "+env.NCCL_DEBUG=WARN"],
          "AWS_PROFILE HOME SBATCH_ACCOUNT", ""),
-        (["+cluster.secrets.AWS_PROFILE={file: /f}", "+env.NCCL_DEBUG=WARN"],
-         "HOME SBATCH_ACCOUNT", "https_proxy"),
         (["+cluster.extra_options.export=ALL"],
          "AWS_PROFILE HOME LESS NCCL_DEBUG SBATCH_ACCOUNT TMPDIR https_proxy", ""),
     ],
-    ids=["plain", "named", "file", "all"],
+    ids=["plain", "named", "all"],
 )  # fmt: skip
 def test_sbatch_gets_what_the_job_does_and_a_note_names_the_rest(
     overrides: list[str], names: str, missed: str

@@ -192,6 +192,20 @@ def test_agents_of_a_run_with_nodes_that_stand_by_may_end_by_themselves(
     assert run.exit_status == "5"
 
 
+def test_job_stays_on_a_node_that_is_drained_and_begins_again_on_others(
+    slurm: Slurm, submit: Submit, request: pytest.FixtureRequest
+):
+    run = submit(does="finish when restarted")
+    node = run.seen(2)[0]["node"]
+    update = ("scontrol", "update", f"nodename={node}", "reason=test")
+    request.addfinalizer(lambda: slurm.run(*update, "state=resume"))
+    slurm.ask(*update, "state=drain")
+    assert slurm.field(run.job_id, "JobState") == "RUNNING"
+    slurm.ask("scontrol", "requeue", run.job_id)
+    assert node not in {agent["node"] for agent in run.seen(2, restart=1)}
+    assert (run.folder / f"stopped-0-{node}").read_text() == "SIGTERM"
+
+
 def test_requeued_job_starts_again_with_logs_and_a_rendezvous_of_its_own(
     slurm: Slurm, submit: Submit
 ):
