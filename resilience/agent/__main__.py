@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         services = _services(options, log_folder)
         events = node_events(options.run_dir / EVENTS_NAME, options.node_name)
         output = Output(events, log_folder, options.node_name)
-        output.tell_progress(os.environ, options.progress_steps)
+        output.tell_progress(os.environ, _num_steps(options))
         told = _note_start(options)
     except RecordError as error:
         return complain(str(error))
@@ -276,6 +276,12 @@ def _note_start(options: argparse.Namespace) -> dict[str, str]:
         # Of the run's first start: those that follow are not told.
         BRANCH_VARIABLE: record.branch.model_dump_json() if record.branch else "",
     }
+
+
+def _num_steps(options: argparse.Namespace) -> int | None:
+    """Return the steps of the run whose progress is told, None of a program that shows none."""
+    is_shown = options.script is None or options.script.progress
+    return options.progress_steps if is_shown else None
 
 
 def _preloaded(options: argparse.Namespace) -> tuple[str, ...]:

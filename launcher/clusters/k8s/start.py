@@ -14,7 +14,6 @@ from launcher.job import Job
 from launcher.job.cluster import K8sCluster
 from launcher.job.cluster_rules import pods_name
 from launcher.job.tiered_rules import OPERATOR_PORT, PEER_PORT
-from launcher.job.workload import ScriptTrainer
 from launcher.rundir import JOB_FILE, NODE_FILE
 from resilience.settings import TieredSettings
 
@@ -49,11 +48,8 @@ def start_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
         # A daemon has its node's name, and of the others the operator tells the address alone.
         node = f'"${POD_IP if job.memoryd else POD_NAME}"'
         daemon = (f'--domain="${K8S_NODE}"',) if job.memoryd else ()
-    trainer = job.trainer
-    if cluster.job_kind == "trainjob" and not (
-        isinstance(trainer, ScriptTrainer) and not trainer.progress
-    ):
-        options += (f"--progress-steps={trainer.max_steps or 0}",)
+    if cluster.job_kind == "trainjob":
+        options += (f"--progress-steps={job.trainer.max_steps or 0}",)
     return agent_command(
         job,
         python=shlex.quote(cluster.python or "python"),

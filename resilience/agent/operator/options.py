@@ -33,7 +33,7 @@ class OperatorOptions(BaseModel):
     progress_steps: Whole | None = None
     """Steps of the whole run, 0 where their number is not known; with it the newest step is told
     to Kubeflow's controller, where this one has given the pod KUBEFLOW_TRAINER_SERVER_URL
-    (default: nothing is told)."""
+    (default: nothing is told, as of a program whose output shows no steps)."""
     operator_link: Annotated[tuple[int, ...] | None, PlainValidator(_numbers)] = None
     """Of no use by hand: what an agent that answers the operator tells the agent of a run."""
 

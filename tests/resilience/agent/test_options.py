@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -50,6 +51,25 @@ def test_workers_are_forked_with_what_recovery_needs_of_torch(
     assert ("resilience.checkpointless.recovery" in modules) is has_ours
     assert ("resilience.inprocess.block" in modules) is has_ours
     assert all(find_spec(name) for name in modules)
+
+
+@pytest.mark.parametrize(("progress", "num_steps"), [([], None), (["transformers"], 40)])
+def test_a_program_that_shows_no_steps_is_left_to_tell_its_progress(
+    folder: Path, progress: list[str], num_steps: int | None
+) -> None:
+    program = {"executed": False, "folder": None, "alone": False, "hang_deadline_s": None}
+    counts = {"nodes_min": 1, "nodes_max": 1, "workers_per_node": 1, "max_restarts": 0}
+    agent = {**counts, "shards": None, "join_deadline_s": 1, "checkpointless": None}
+    told = {
+        "run": None,
+        "memoryd": None,
+        "agent": {**agent, "program": {**program, "progress": progress}},
+    }
+    (folder / "node.json").write_text(json.dumps(told))
+
+    options = parse_options(["--config=node.json", "--progress-steps=40", "--", "train.py"])
+
+    assert __main__._num_steps(options) == num_steps
 
 
 def test_run_without_recovery_has_no_spares_and_more_patience() -> None:
