@@ -55,8 +55,8 @@ _LINES_MAX = 10_000
 
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)(?: |$)")
 """The timestamp before each line of a container; kubectl's own words have none."""
-_NO_LINES = ("waiting to start", "not have a host", "(NotFound)")
-"""Errors of kubectl about pods that have printed nothing yet, or are gone."""
+_NO_LINES = ("waiting to start", "not have a host", "(NotFound)", "container memoryd is not valid")
+"""Errors of kubectl about containers that have printed nothing yet, are gone or never were."""
 
 EVENTS_COPY = "events.copy.jsonl"
 _FILE_LINE = re.compile(r"^==> events((?:-[^/\n]+)?\.jsonl)\n", re.MULTILINE)
@@ -281,10 +281,8 @@ class PodTail:
             last = self._last.get(pod, "")
             words = (f"--since-time={last.split()[0]}",) if last else (f"--tail={_LINES_MAX}",)
             try:
-                text = kubectl.ask("logs", pod, "--container=node", "--timestamps", *words)
+                text = _ask_lines(kubectl, pod, *words)
             except OutsideError as error:
-                if any(reason in str(error) for reason in _NO_LINES):
-                    continue
                 failures.append(error)
                 text = f"no lines for now: {str(error).splitlines()[-1]}"
             lines = [line for line in text.split("\n") if line]
@@ -297,6 +295,17 @@ class PodTail:
             self._words.clear()
             raise failures[-1]
         return [replace(line, text=_STAMP.sub("", line.text)) for line in merge_lines(found)]
+
+
+def _ask_lines(kubectl: Kubectl, pod: str, *words: str) -> str:
+    """Return what the workers' container has printed, or while it waits the daemon before it."""
+    for container in ("node", "memoryd"):
+        try:
+            return kubectl.ask("logs", pod, f"--container={container}", "--timestamps", *words)
+        except OutsideError as error:
+            if not any(reason in str(error) for reason in _NO_LINES):
+                raise
+    return ""
 
 
 def new_lines(lines: list[str], last: str) -> list[str]:

@@ -51,6 +51,25 @@ def read(tmp_path: Path, kubectl: Callable[[str], None]) -> Callable[[], list[tu
     return lambda: [(line.source, line.text) for line in tail.read_new()]
 
 
+WAITS = """#!/bin/sh
+case "$*" in
+  *"get pods"*) printf 'pod/a-0\\npod/a-1\\n' ;;
+  *a-0*=memoryd*) echo '2026-11-24T10:00:01Z memoryd: no room in /dev/shm' ;;
+  *=node*) echo 'container "node" in pod "a" is waiting to start: PodInitializing' >&2; exit 1 ;;
+  *) echo 'error: container memoryd is not valid for pod a-1' >&2; exit 1 ;;
+esac
+"""
+
+
+def test_a_daemon_that_keeps_the_workers_waiting_is_heard(
+    read: Callable[[], list[tuple[str, str]]], kubectl: Callable[[str], None]
+) -> None:
+    kubectl(WAITS)
+
+    assert read() == [("a-0", "memoryd: no room in /dev/shm")]
+    assert read() == []
+
+
 BEGIN = [("a-0", "one"), ("a-1", "two"), ("a-1", " in"), ("a-0", r"1%\r2%"), ("a-0", "three")]
 
 
