@@ -109,7 +109,7 @@ class Operator:
                 self._do(waiting.pop(0))
             return states == {"completed"}
 
-        wait_until(is_over, self.show, limit_s=_LIMIT_S, pause_s=0.02)
+        wait_until(is_over, self.show, limit_s=_LIMIT_S, pause_s=0.02 if acts else 1.0)
 
     def show(self) -> str:
         seen = [(node.name, node.seen, node.status()) for node in self.nodes]
