@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from tests.cases import slow
 from tests.ports import free_ports
 from tests.processes import descendants, wait_for_end
 from tests.resilience.agent.conftest import Undisturbed
-from tests.resilience.agent.operator.driver import Node, call, start_body
+from tests.resilience.agent.operator.driver import Node, call, children, start_body
 from tests.resilience.agent.runs import Run, fault, plan
 
 RANKS = ("--nproc-per-node", "2")
@@ -28,6 +28,11 @@ def begin_long(node: Node, *options: str, **variables: object) -> None:
     node.begin(*RANKS, *options, variables=long_plan(node, **variables))
     node.command("/start", start_body())
     node.wait_for_step(2)
+
+
+def start_all(nodes: Sequence[Node], **more: object) -> None:
+    for rank, node in enumerate(nodes):
+        node.command("/start", start_body(rank, HOSTS, master_port=PORT, **more))
 
 
 def long_plan(node: Node, **variables: object) -> dict[str, str]:
@@ -77,34 +82,6 @@ def test_a_run_that_gives_up_is_faulted_and_started_again(
     node.run.assert_same(undisturbed(2, 6))
 
 
-def test_shutdown_of_a_fault_has_the_exit_status_of_the_run(node: Node) -> None:
-    node.begin(*RANKS, variables=plan(fault("exit", "forward", 1, 2), STEPS=6))
-    node.command("/start", start_body())
-    node.wait("faulted")
-
-    assert node.end() == 3
-    node.run.assert_nothing_left()
-
-
-def test_a_graceful_stop_ends_all_ranks_after_one_step_and_a_start_begins_again(
-    node: Node,
-) -> None:
-    begin_long(node)
-    before = descendants(node.run.agents["n0"].pid)
-
-    at_s = node.command("/stop", {"is_graceful": True, "timeout": 20})
-    node.wait("ready")
-
-    assert time.monotonic() - at_s < 20
-    assert node.seen[-3:] == ["running", "stopping", "ready"]
-    # All processes have ended before the node was called ready.
-    assert [pid for pid in before if Path(f"/proc/{pid}").exists()] == []
-    node.command("/start", start_body(faultCount=1))
-    node.wait_for_step(1)
-    assert node.end() == 143
-    node.run.assert_nothing_left()
-
-
 def test_workers_that_ignore_a_stop_are_gone_by_its_timeout(node: Node) -> None:
     begin_long(node, "--grace-s", "60", STUBBORN="1", ORDERLY="")
     before = descendants(node.run.agents["n0"].pid)
@@ -130,7 +107,7 @@ def test_a_signal_ends_the_run_in_order_and_the_agent(node: Node, number: int) -
 def test_a_killed_agent_of_a_run_is_a_fault_and_takes_its_workers_along(node: Node) -> None:
     begin_long(node)
     before = descendants(node.run.agents["n0"].pid)
-    (agent,) = (pid for pid in before if parent_of(pid) == node.run.agents["n0"].pid)
+    (agent,) = children(node.run.agents["n0"].pid)
 
     os.kill(agent, signal.SIGKILL)
     last = node.wait("faulted")
@@ -167,9 +144,7 @@ def test_a_lower_fault_count_is_refused_by_both_nodes_at_once(nodes: list[Node])
     for node in nodes:
         node.begin(variables=plan(STEPS=3))
     for count, state in ((2, "completed"), (0, "faulted"), (2, "completed")):
-        for rank, node in enumerate(nodes):
-            more = {"master_port": PORT, "faultCount": count}
-            node.command("/start", start_body(rank, HOSTS, **more))
+        start_all(nodes, faultCount=count)
         for node in nodes:
             last = node.wait("completed", "faulted")
             assert last["status"] == state, node.run.show()
@@ -193,24 +168,6 @@ def test_what_answers_the_operator_leaves_no_run_behind(node: Node) -> None:
     node.run.assert_nothing_left()
 
 
-def test_a_run_that_stands_still_is_faulted_by_the_rule_of_its_log(node: Node) -> None:
-    rule = {"name": "Steps", "logPattern": "step .*", "expectedRecurringFrequencyInSeconds": 1.5}
-    node.begin(*RANKS, variables=plan(fault("sleep", "forward", 1, 3), STEPS=6))
-    node.command("/start", start_body(log_monitoring_configuration=[rule]))
-
-    last = node.wait("faulted")
-
-    assert last["reason"] == "LogHang_Steps"
-    node.command("/stop", {"timeout": 2})
-    node.wait("ready", limit_s=8)
-    assert node.end() == 0
-    node.run.assert_nothing_left()
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[list[Node]]:
     """Two nodes of one machine, with an address each."""
@@ -224,8 +181,7 @@ def test_a_stop_of_one_node_ends_both_in_order(nodes: list[Node]) -> None:
     first, second = nodes
     for node in nodes:
         node.begin(variables=long_plan(node))
-    for rank, node in enumerate(nodes):
-        node.command("/start", start_body(rank, HOSTS, master_port=PORT))
+    start_all(nodes)
     for node in nodes:
         node.wait_for_step(2)
 
@@ -235,9 +191,7 @@ def test_a_stop_of_one_node_ends_both_in_order(nodes: list[Node]) -> None:
     second.command("/stop", {"is_graceful": True, "timeout": 20})
     second.wait("ready", limit_s=10)
 
-    for rank, node in enumerate(nodes):
-        more = {"master_port": PORT, "faultCount": 1}
-        node.command("/start", start_body(rank, HOSTS, **more))
+    start_all(nodes, faultCount=1)
     for node in nodes:
         node.wait_for_step(1)
     assert [node.end() for node in nodes] == [143, 143]
@@ -250,8 +204,7 @@ def test_two_nodes_end_with_the_bits_of_one_without_faults(
     faults = plan(fault("kill", "reduce", 1, 2), STEPS=6)
     for node in nodes:
         node.begin(variables=faults)
-    for rank, node in enumerate(nodes):
-        node.command("/start", start_body(rank, HOSTS, master_port=PORT))
+    start_all(nodes)
 
     for node in nodes:
         node.wait("completed", "faulted")

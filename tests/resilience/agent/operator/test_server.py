@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -41,46 +39,30 @@ def exchange(port: int, *parts: str) -> str:
     return found.decode()
 
 
-def _without(name: str) -> dict[str, Any]:
-    return {key: value for key, value in start_body().items() if key != name}
-
-
 @pytest.mark.parametrize(
     ("path", "body", "field"),
     [
-        *(
-            pytest.param("/start", _without(name), name, id=f"without-{name}")
-            for name in ("rank", "nnodes", "faultCount", "master_addr", "master_port")
-        ),
-        ("/start", start_body(master_addr=""), "master_addr"),
         ("/start", start_body(rank=-1), "rank"),
-        ("/start", start_body(rank="first"), "rank"),
         ("/start", start_body(rank=True), "rank"),
-        ("/start", start_body(nnodes=True), "nnodes"),
         ("/start", start_body(rank=2, nnodes=2, rankIps=[]), "rank 2 is not allowed with nnodes 2"),
         ("/update", start_body(1, HOSTS, rankIps=[RANKS[0]]), "rankIps"),
         ("/start", start_body(0, HOSTS, rankIps=[RANKS[0], RANKS[0]]), "rankIps"),
         ("/start", start_body(0, HOSTS, rankIps=[RANKS[0], {**RANKS[0], "rank": 1}]), "rankIps"),
         ("/start", start_body(0, HOSTS, rankIps=[RANKS[0], {**RANKS[1], "rank": 9}]), "rankIps"),
         ("/start", start_body(nnodes=0), "nnodes"),
-        ("/start", start_body(master_port=None), "master_port"),
-        ("/start", start_body(faultCount=1e30), "faultCount"),
         ("/start", start_body(rankIps=[{"rank": 0, "ip": "x; reboot"}]), "rankIps"),
         ("/start", start_body(rankIps=[{"rank": 100_001, "ip": "10.0.0.1"}]), "rankIps"),
         ("/start", start_body(log_monitoring_configuration=[{}]), "log_monitoring_configuration"),
-        ("/start", [], "body"),
-        ("/update", {}, "rank"),
         ("/stop", {"timeout": -1}, "timeout"),
-        ("/stop", {"timeout": "soon"}, "timeout"),
     ],
 )  # fmt: skip
 def test_a_wrong_body_is_refused_by_its_field(path: str, body: Any, field: str) -> None:
-    """Before any state is asked about."""
+    """Before any state is asked about; tests/scenarios/operators has what AWS's agent refuses."""
     with pytest.raises(ValidationError) as caught:
         BODIES[path].model_validate_json(json.dumps(body))
 
     found = caught.value.errors()
-    texts = [f"{each['loc'] or 'body'} {each['msg']}" for each in found]
+    texts = [f"{each['loc']} {each['msg']}" for each in found]
     assert any(field in each for each in texts)
     assert all(each["msg"] for each in found)
 
@@ -98,46 +80,23 @@ def test_requests_that_are_none_are_answered_and_change_nothing(ready: Node) -> 
         call(port, "/start", {"rank": 0}),
         call(port, "/start", "x" * (2 << 20)),
         call(port, "/stop", {}),
-        call(port, "/nothing", {}),
-        call(port, "/shutdown", {}, Origin="http://a.page"),
     ]
 
-    assert [status for status, _ in found] == [422, 413, 409, 404, 403]
+    assert [status for status, _ in found] == [422, 413, 409]
     assert found[0][1]["detail"][0]["loc"] == ["body", "nnodes"]
     assert found[2][1]["detail"] == (
         "the agent is ready, and becomes stopping from: running, completed, faulted"
     )
     texts = [
         exchange(port, "GET /start HTTP/1.1\r\nHost: a\r\n\r\n"),
-        exchange(port, "\0\0\0\r\n\r\n"),
-        exchange(port, "POST /stop HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"),
         exchange(port, "GET /status?all=1 HTTP/1.1\r\nHost: a\r\n", "\r\n"),
         exchange(port, "POST /stop HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n", "null"),
         exchange(port, "POST /stop HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{", "}"),
     ]  # fmt: skip
-    assert [int(text.split()[1]) for text in texts] == [405, 400, 501, 200, 409, 409]
+    assert [int(text.split()[1]) for text in texts] == [405, 200, 409, 409]
     assert '"allowed: POST"' in texts[0]
     assert ready.status()["status"] == "ready"
     assert list(ready.status()["transitions"]) == ["INIT", "READY"]
-    assert ready.end() == 0
-
-
-def test_half_requests_and_floods_keep_nobody_waiting(ready: Node) -> None:
-    with ExitStack() as stack:
-        half = socket.create_connection(("127.0.0.1", ready.port), timeout=30)
-        stack.enter_context(half)
-        half.sendall(b"POST /start HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
-        sent_s = time.monotonic()
-        for _ in range(400):
-            silent = socket.create_connection(("127.0.0.1", ready.port), timeout=30)
-            stack.enter_context(silent)
-        asked_s = time.monotonic()
-        assert ready.status()["status"] == "ready"
-        assert time.monotonic() - asked_s < 5
-        # Newer connections have its place, or its time is up.
-        assert half.recv(100) == b""
-        assert time.monotonic() - sent_s < 10
-
     assert ready.end() == 0
 
 
