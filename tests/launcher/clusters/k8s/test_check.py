@@ -14,14 +14,13 @@ from launcher.clusters.k8s.forms import amount
 from launcher.clusters.k8s.schema import FILES, FOLDER
 from launcher.errors import RecipeError
 from tests.launcher.clusters.k8s.k8s_full import full_job
-from tests.launcher.k8s_job import KINDS, at, documents, k8s_job, manifest
+from tests.launcher.k8s_job import KINDS, at, documents, manifest
 from tests.launcher.shipped import RECIPES, shipped_job
 
 REMOVED = object()
 NODE = "spec affinity nodeAffinity"
 REQUIRED = f"{NODE} requiredDuringSchedulingIgnoredDuringExecution nodeSelectorTerms"
 PREFERRED = f"{NODE} preferredDuringSchedulingIgnoredDuringExecution"
-NEAR = "spec affinity podAffinity preferredDuringSchedulingIgnoredDuringExecution"
 EXPRESSION = f"{REQUIRED} 0 matchExpressions 0"
 
 
@@ -77,12 +76,13 @@ def test_recipes_are_sound(recipe: str, kind: str) -> None:
     assert text.isascii()
 
 
+# What published schemas alone refuse has one case for each of their words: which fields and values
+# they have is held against a server's, in tests/scenarios/k8s/test_api.py, and AWS's model.
 LABEL = "allowed: an RFC 1123 label, that is at most 63 of a-z, 0-9 and '-', "
 POD = [
     ("pod", "metadata labels a/b/c", "x", "metadata.labels key 'a/b/c'; allowed: a name"),
     ("pod", "metadata labels ok", "a b", "metadata.labels['ok'] 'a b'; allowed: at most 63"),
     ("pod", "metadata annotations", {"a": 1}, "metadata.annotations['a'] 1; allowed: text"),
-    ("pod", "metadata labls", {}, "metadata has no field 'labls'; closest: 'labels'"),
     ("pod", "spec hostnetwork", True, "spec has no field 'hostnetwork'; closest: 'hostNetwork'"),
     ("pod", "spec hostNetwork", "yes", "spec.hostNetwork 'yes'; allowed: true, false"),
     ("pod", "spec dnsPolicy", "ClusterFirst",
@@ -92,7 +92,6 @@ POD = [
      "spec.restartPolicy 'Sometimes'; allowed: 'Never', 'OnFailure'"),
     ("pod", "spec serviceAccountName", "A_b", "spec.serviceAccountName 'A_b'; allowed: an RFC"),
     ("pod", "spec priorityClassName", "A", "spec.priorityClassName 'A'; allowed: an RFC 1123 sub"),
-    ("pod", "spec preemptionPolicy", "No", "spec.preemptionPolicy 'No'; allowed: 'Never', 'Pre"),
     ("pod", "spec terminationGracePeriodSeconds", -1,
      "spec.terminationGracePeriodSeconds -1; allowed: a whole number of at least 0"),
     ("pod", "spec activeDeadlineSeconds", 0, "spec.activeDeadlineSeconds 0; allowed: a whole"),
@@ -102,20 +101,14 @@ POD = [
     ("pod", "spec nodeSelector node.kubernetes.io/instance-type", "ml.g5.xlarge",
      "'ml.g5.xlarge'; allowed: the job's instance.type, 'ml.p5.48xlarge'"),
     ("pod", "spec securityContext runAsUser", "root", "securityContext.runAsUser 'root'; allowed"),
-    ("pod", "spec securityContext fsGroupChangePolicy", "x", "fsGroupChangePolicy 'x'; allowed: "),
-    ("pod", f"{EXPRESSION} operator", "in", ".operator 'in'; allowed: 'DoesNotExist', 'Exists'"),
     ("pod", f"{EXPRESSION} operator", "Exists",
      ".values ['1']; allowed: no value with 'Exists'"),
     ("pod", f"{EXPRESSION} values", [], ".values []; allowed: at least one value with 'In'"),
     ("pod", f"{REQUIRED}", [], "nodeSelectorTerms []; allowed: a list of at least 1 items"),
     ("pod", f"{PREFERRED} 0 weight", 101,
      ".weight 101; allowed: a whole number of at least 1, at most 100"),
-    ("pod", f"{NEAR} 0 podAffinityTerm topologyKey", REMOVED, ".topologyKey is missing"),
-    ("pod", f"{NEAR} 0 podAffinityTerm labelSelector matchLabel", {},
-     "has no field 'matchLabel'; closest: 'matchLabels'"),
     ("pod", "spec tolerations 0 operator", "exists",
      "tolerations[0].operator 'exists'; allowed: 'Exists', 'Equal'"),
-    ("pod", "spec tolerations 0 effect", "NoRun", "tolerations[0].effect 'NoRun'; allowed: 'NoEx"),
     ("pod", "spec tolerations 0 effect", "NoSchedule",
      "tolerations[0].effect 'NoSchedule'; allowed: 'NoExecute' with a time"),
     ("pod", "spec tolerations 0 tolerationSeconds", -1, None),
@@ -127,10 +120,7 @@ POD = [
     ("pod", "spec volumes 0 emptyDir", {}, "volumes[0] 'config' ['configMap', 'emptyDir']; all"),
     ("pod", "spec volumes 1 name", "config", "volumes[1].name 'config'; allowed: each name once"),
     ("pod", "spec volumes 1 emptyDir medium", "memory", ".medium 'memory'; allowed: '', 'Memory'"),
-    ("pod", "spec volumes 1 emptyDir sizeLimit", "64GiB",
-     ".sizeLimit '64GiB'; allowed: a quantity such as 4, 500m, 32Gi or 5120Mi"),
     ("pod", "spec volumes 2 persistentVolumeClaim claimName", "A", ".claimName 'A'; allowed: an R"),
-    ("pod", "spec volumes 3 hostPath type", "Dir", "hostPath.type 'Dir'; allowed: '', 'BlockDe"),
     ("pod", "spec volumes 3 hostPath path", "nvme", "hostPath.path 'nvme'; allowed: an absolute"),
     ("pod", "spec volumes 4", {"name": "more", "emptyDir": {}},
      "spec.volumes 'more'; allowed: volumes that a container mounts"),
@@ -143,21 +133,14 @@ CONTAINER = [
     ("container", "image", " ", ".image ' '; allowed: text that is not empty"),
     ("container", "image", REMOVED, "containers[0].image is missing"),
     ("container", "name", "A", f"containers[0].name 'A'; {LABEL}"),
-    ("container", "imagePullpolicy", "Always", "no field 'imagePullpolicy'; closest: 'imagePullPo"),
-    ("container", "imagePullPolicy", "Sometimes",
-     ".imagePullPolicy 'Sometimes'; allowed: 'Always', 'IfNotPresent', 'Never'"),
     ("container", "command", "sh x", ".command 'sh x'; allowed: a list"),
     ("container", "command 0", 1, ".command[0] 1; allowed: text"),
     ("container", "env 0 name", "1A", ".env[0].name '1A'; allowed: letters, digits and '_'"),
-    ("container", "env 1 name", "FI_PROVIDER",
-     ".env[1].name 'FI_PROVIDER'; allowed: each name once"),
-    ("container", "env 0 value", 1, ".env[0].value 1; allowed: text"),
     ("container", "env 0 value", REMOVED, ".env[0] 'FI_PROVIDER' []; allowed: exactly one of val"),
     ("container", "env 0 valueFrom", {"secretKeyRef": {"name": "a", "key": "b"}},
      ".env[0] 'FI_PROVIDER' ['value', 'valueFrom']; allowed: exactly one of value, v"),
     ("container", "env 2 valueFrom secretKeyRef", {"name": "a", "key": "b"},
      ".env[2].valueFrom ['fieldRef', 'secretKeyRef']; allowed: exactly one"),
-    ("container", "env 2 valueFrom", {"secretKeyRef": {"name": "a"}}, "secretKeyRef.key is missin"),
     ("container", "env 2 valueFrom", {"secretKeyRef": {"name": "a", "key": "b c"}},
      ".key 'b c'; allowed: letters, digits, '-', '_' and '.', at most 253"),
     ("container", "envFrom 0 secretRef name", "A", ".envFrom[0].secretRef.name 'A'; allowed: an R"),
@@ -165,7 +148,6 @@ CONTAINER = [
      ".ports[0].containerPort 0; allowed: a whole number of at least 1, at most 65535"),
     ("container", "ports 0 name", "123", ".ports[0].name '123'; allowed: at most 15"),
     ("container", "ports 0 name", "a" * 16, ".ports[0].name 'aaaaaaaaaaaaaaaa'; allowed: at most"),
-    ("container", "ports 0 protocol", "tcp", ".ports[0].protocol 'tcp'; allowed: 'SCTP', 'TC"),
     ("container", "ports 0 hostPort", 81, ".ports[0].hostPort 81; allowed with hostNetwork: the"),
     ("container", "resources limits nvidia.com/gpu", 4,
      ".resources.limits['nvidia.com/gpu'] 4; allowed: the same as the request, 8"),
@@ -190,7 +172,6 @@ CONTAINER = [
      ".resources.requests['memory'] '1024Gi'; allowed: at most '1023Gi'"),
     ("container", "resources requests memory", "32 Gi",
      ".resources.requests['memory'] '32 Gi'; allowed: a quantity"),
-    ("container", "resources requests cpu", -1, ".resources.requests['cpu'] -1; allowed: a quanti"),
     ("container", "livenessProbe periodSeconds", 0, ".livenessProbe.periodSeconds 0; allowed: a w"),
     ("container", "livenessProbe exec command", [], ".livenessProbe.exec.command []; allowed: a l"),
     ("container", "livenessProbe successThreshold", 2,
@@ -201,24 +182,16 @@ CONTAINER = [
      ".startupProbe ['exec', 'tcpSocket']; allowed: exactly one of exec, grpc"),
     ("container", "securityContext capabilities add", ["ipc_lock"],
      ".capabilities.add[0] 'ipc_lock'; allowed: a capability in capitals such as IPC_LOCK"),
-    ("container", "securityContext privileged", "true", ".privileged 'true'; allowed: true, false"),
     ("container", "securityContext allowPrivilegeEscalation", False,
      ".allowPrivilegeEscalation False; allowed: true with privileged true"),
-    ("container", "volumeMounts 1 mountPath", "/etc/training",
-     ".volumeMounts[1].mountPath '/etc/training'; allowed: each mountPath once"),
     ("container", "volumeMounts 1 mountPath", "shm", ".mountPath 'shm'; allowed: an absolute path"),
     ("container", "volumeMounts 1 name", "other",
      ".volumeMounts[1].name 'other'; allowed: a volume of the pod: 'claim-0', 'config', 'host-0'"),
-    ("container", "volumeMounts 1 mountPropagation", "All", ".mountPropagation 'All'; allowed: "),
-    ("container", "terminationMessagePolicy", "Log", ".terminationMessagePolicy 'Log'; allowed: "),
 ]  # fmt: skip
 HYPERPOD = [
     ("job", "spec replicaSpec", [], "spec has no field 'replicaSpec'; closest: 'replicaSpecs'"),
     ("job", "spec replicaSpecs", REMOVED, "spec.replicaSpecs is missing"),
-    ("job", "spec nprocPerNode", 8, "spec.nprocPerNode 8; allowed: text"),
     ("job", "spec nprocPerNode", "0", "spec.nprocPerNode '0'; allowed: 'auto', 'cpu', 'gpu' or a "),
-    ("job", "spec replicaSpecs 0 replica", 1, "replicaSpecs[0] has no field 'replica'; closest: "),
-    ("job", "spec replicaSpecs 0 name", REMOVED, "replicaSpecs[0].name is missing"),
     ("job", "spec replicaSpecs 0 template", REMOVED, "replicaSpecs[0].template is missing"),
     ("job", "spec replicaSpecs 0 spares", -1, "replicaSpecs[0].spares -1; allowed: a whole number"),
     ("job", "spec replicaSpecs 0 replicas", 17, "replicas 17; allowed: at most maxReplicas, 16"),
@@ -226,7 +199,6 @@ HYPERPOD = [
      "replicas 4; allowed: elasticPolicy's minReplicas 8 to maxReplicas 16"),
     ("job", "spec replicaSpecs 0 maxReplicas", 17,
      "maxReplicas 17; allowed: elasticPolicy's maxReplicas, 16"),
-    ("job", "spec elasticPolicy minReplica", 1, "elasticPolicy has no field 'minReplica'; closest"),
     ("job", "spec elasticPolicy minReplicas", 17, "minReplicas 17; allowed: at most maxReplicas, "),
     ("job", "spec elasticPolicy minReplicas", 0, "minReplicas 0; allowed: a whole number of at le"),
     ("job", "spec elasticPolicy replicaIncrementStep", 0, "replicaIncrementStep 0; allowed: a who"),
@@ -238,16 +210,11 @@ HYPERPOD = [
     ("job", "spec elasticPolicy scalingTimeoutInSeconds", -1, "scalingTimeoutInSeconds -1; allowe"),
     ("job", "spec runPolicy cleanPodPolicy", "Running",
      "runPolicy.cleanPodPolicy 'Running'; allowed: 'All', 'OnlyComplete', 'None'"),
-    ("job", "spec runPolicy maxRetry", 1, "runPolicy has no field 'maxRetry'; "),
     ("job", "spec runPolicy jobMaxRetryCount", -5, "runPolicy.jobMaxRetryCount -5; allowed: a who"),
     ("job", "spec runPolicy jobMaxRetryCount", True, "runPolicy.jobMaxRetryCount True; allowed: a"),
     ("job", "spec runPolicy ttlSecondsAfterFinished", -2, "ttlSecondsAfterFinished -2; allowed: a"),
     ("job", "spec runPolicy ttlSecondsAfterFinished", -1, None),
-    ("job", "spec runPolicy suspend", "no", "runPolicy.suspend 'no'; allowed: true, false"),
     ("job", "spec runPolicy activeDeadlineSeconds", 0, "activeDeadlineSeconds 0; allowed: a whole"),
-    ("job", "spec runPolicy restartPolicy evalPeriodSeconds", REMOVED,
-     "restartPolicy.evalPeriodSeconds is missing"),
-    ("job", "spec runPolicy restartPolicy maxRestarts", 1, "restartPolicy has no field 'maxRestar"),
     ("job", "spec runPolicy restartPolicy maxFullJobRestarts", -1, "maxFullJobRestarts -1; allowe"),
     ("job", "spec runPolicy logMonitoringConfiguration 0 operator", ">",
      "operator '>'; allowed: 'gt', 'lt', 'eq', 'gteq', 'lteq'"),
@@ -258,7 +225,6 @@ HYPERPOD = [
     ("job", "spec runPolicy logMonitoringConfiguration 0 logPattern", "(",
      "logPattern '('; allowed: a regular expression: missing ), unterminated subpattern"),
     ("job", "spec runPolicy logMonitoringConfiguration 0 stopPattern", "[", "stopPattern '['; all"),
-    ("job", "spec runPolicy logMonitoringConfiguration 0 pattern", "a", "[0] has no field 'patter"),
     ("job", "spec runPolicy logMonitoringConfiguration 1 name", "a",
      "logMonitoringConfiguration[1].name 'a'; allowed: each name once"),
     ("job", "apiVersion", "sagemaker.amazonaws.com/v2",
@@ -266,21 +232,11 @@ HYPERPOD = [
     ("job", "status", {}, "HyperPodPyTorchJob has no field 'status'"),
 ]  # fmt: skip
 JOB = [
-    ("job", "spec completionz", 1, "Job.spec has no field 'completionz'; closest: 'completions'"),
-    ("job", "spec completionMode", "Indexd",
-     "Job.spec.completionMode 'Indexd'; allowed: 'Indexed', 'NonIndexed'"),
     ("job", "spec completions", REMOVED, "Job.spec.completions None; allowed: a number with co"),
     ("job", "spec parallelism", 8, "Job.spec.parallelism 8; allowed: the same as completions, 16"),
-    ("job", "spec template", REMOVED, "Job.spec.template is missing"),
-    ("job", "spec template spec restartPolicy", "Always",
-     "Job.spec.template.spec.restartPolicy 'Always'; allowed: 'Never', 'OnFailure'"),
     ("job", "spec template spec restartPolicy", REMOVED, "template.spec.restartPolicy is missing"),
-    ("job", "spec template spec subdomain", "other",
-     "subdomain 'other'; allowed: a headless Service of the manifest: llama3-70b-pretrain"),
     ("job", "spec backoffLimit", -1, "Job.spec.backoffLimit -1; allowed: a whole number of at lea"),
     ("job", "spec ttlSecondsAfterFinished", -1, "Job.spec.ttlSecondsAfterFinished -1; allowed: a "),
-    ("job", "spec podReplacementPolicy", "x", "Job.spec.podReplacementPolicy 'x'; allowed: 'Fail"),
-    ("job", "spec podFailurePolicy rules 0 action", "Retry", ".action 'Retry'; allowed: 'Count'"),
     ("job", "metadata name", "A_b", f"Job.metadata.name 'A_b'; {LABEL}"),
     ("job", "metadata namespace", "other", "the namespaces ['default', 'other']; allowed: the sam"),
     ("job", "kind", "Jobb", "the jobs []; allowed: one batch/v1 Job, sagemaker.amazonaws.com/v"),
@@ -288,13 +244,10 @@ JOB = [
     ("Service", "metadata name", "70b",
      "Service.metadata.name '70b'; allowed: an RFC 1035 label, that is at most 63 of a-z"),
     ("Service", "spec ports 0 port", 70000, "Service.spec.ports[0].port 70000; allowed: a whole n"),
-    ("Service", "spec type", "Headless", "Service.spec.type 'Headless'; allowed: 'ClusterIP'"),
     ("Service", "spec clusterIP", "10.0.0.1", "headless Service of the manifest: none"),
     ("ConfigMap", "data", None, None),
     ("ConfigMap", "data a/b", "x", "ConfigMap.data key 'a/b'; allowed: letters, digits"),
-    ("ConfigMap", "data a", 1, "ConfigMap.data['a'] 1; allowed: text"),
     ("ConfigMap", "data a", "x" * 1024 * 1024, "bytes'; allowed: at most 1 MiB"),
-    ("ConfigMap", "dada", {}, "ConfigMap has no field 'dada'; closest: 'data'"),
     ("ConfigMap", "metadata", REMOVED, "ConfigMap.metadata is missing"),
     ("ConfigMap", "metadata name", REMOVED, "ConfigMap.metadata.name is missing"),
 ]  # fmt: skip
@@ -357,15 +310,6 @@ def test_every_wrong_field_has_a_line_of_its_own() -> None:
         ["manifest:", "Job.spec.template.spec.initContainers[0].imagePullPolicy", "False;"],
         ["manifest:", "Job.spec.template.spec.restartPolicy", "False;"],
     ]
-
-
-def test_network_policy_is_held_against_its_schema() -> None:
-    text = manifest(k8s_job("job"))
-
-    with pytest.raises(
-        RecipeError, match=r"NetworkPolicy\.spec\.policyTypes\[0\] 'In'; allowed: 'Eg"
-    ):
-        check_manifest(text.replace("policyTypes: [Ingress]", "policyTypes: [In]"))
 
 
 def test_same_document_twice_is_refused() -> None:
