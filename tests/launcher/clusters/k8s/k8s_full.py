@@ -5,8 +5,9 @@ from __future__ import annotations
 from launcher.job import Job
 from tests.launcher.k8s_job import LARGE, k8s_job
 
-PROBE = {"command": ["true"]}
+PROBE = {"command": ["cat", "/x"], "period_s": 5}
 FULL = {
+    "time_limit": "1-00:00:01",
     "env": {
         "NCCL_DEBUG": "INFO", "FI_PROVIDER": "efa",
         # Variables of the launcher's own, which the tests of single ones do without.
@@ -20,16 +21,23 @@ FULL = {
     "cluster.queue": "q",
     "cluster.queue_priority": "p",
     "cluster.node_selector": {"zone": "1"},
-    "cluster.affinity.required": {"zone": ["1"]},
-    "cluster.affinity.preferred": [{"weight": 1, "labels": {"zone": ["1"]}}],
+    "cluster.affinity.required": {"b": ["2", "3"], "a": ["1"]},
+    "cluster.affinity.preferred": [
+        {"weight": 7, "labels": {"a": ["1"]}}, {"weight": 9, "labels": {"b": ["2"]}},
+    ],
     "cluster.affinity.same_topology": "layer",
-    "cluster.tolerations": [{"key": "k", "effect": "NoExecute", "toleration_s": 3}],
+    "cluster.tolerations": [
+        {"key": "k", "effect": "NoExecute", "toleration_s": 3},
+        {"key": "k", "operator": "Equal", "value": "v"},
+    ],
     "cluster.host_network": True,
     "cluster.image_pull_secrets": ["pull"],
     "cluster.secrets": {"HUB": {"name": "hub", "key": "token"}},
     "cluster.secrets_from": ["hub"],
-    "cluster.volume_claims": [{"claim_name": "fsx", "mount_path": "/data"}],
-    "cluster.host_paths": [{"path": "/nvme", "mount_path": "/scratch"}],
+    "cluster.volume_claims": [{"claim_name": "fsx", "mount_path": "/data", "read_only": True}],
+    "cluster.host_paths": [
+        {"path": "/nvme", "mount_path": "/scratch", "type": "DirectoryOrCreate"},
+    ],
     "cluster.pre_script": "ulimit -l unlimited\n",
     "cluster.probes": {"startup": PROBE, "liveness": PROBE, "readiness": PROBE},
     "cluster.security": {
@@ -46,17 +54,17 @@ FULL = {
 HYPERPOD_ONLY = {
     "cluster.num_spares": 1,
     "cluster.run_policy.clean_pod_policy": "OnlyComplete",
-    "cluster.run_policy.fault_deadline_s": 1,
-    "cluster.run_policy.startup_deadline_s": 1,
+    "cluster.run_policy.fault_deadline_s": 5,
+    "cluster.run_policy.startup_deadline_s": 6,
     "cluster.run_policy.workload_mode": "Deployment",
     "cluster.run_policy.restart_policy": {
-        "eval_period_s": 1, "full_job_restarts_max": 1, "restarts_before_full_job": 1,
-        "repeat_offenders_to_avoid_max": 1, "scale_up_snooze_s": None,
+        "eval_period_s": 1, "full_job_restarts_max": 2, "restarts_before_full_job": 3,
+        "repeat_offenders_to_avoid_max": 4, "scale_up_snooze_s": None,
     },
     "cluster.run_policy.log_monitoring": [
         {
-            "name": "a", "pattern": "a", "start_cutoff_s": 1, "recurring_s": 1,
-            "metric_threshold": 1, "operator": "gt", "metric_points": 1, "stop_pattern": "b",
+            "name": "a", "pattern": "a", "start_cutoff_s": 1, "recurring_s": 2,
+            "metric_threshold": -3, "operator": "gt", "metric_points": 4, "stop_pattern": "b",
         },
         {"name": "b", "pattern": "b"},
     ],
@@ -66,7 +74,7 @@ HYPERPOD_ONLY = {
     "resources.memory_gib": 1024,
     "resilience.elastic": {
         "nodes_min": 8, "nodes_max": 16, "nodes_step": 8, "nodes_allowed": None,
-        "may_lose_steps": False, "hold_s": 1.0, "scale_up_snooze_s": 2.0,
+        "may_lose_steps": False, "hold_s": 1.0, "scale_up_snooze_s": 2.1,
         "scaling_timeout_s": 3, "graceful_shutdown_timeout_s": 4, "faulty_scale_down_timeout_s": 5,
     },
 }  # fmt: skip
