@@ -20,10 +20,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from tests.ports import free_ports
+from tests.processes import descendants
 
 NUM_NODES = 4
 """Nodes that run jobs."""
@@ -218,18 +220,12 @@ def stop(folder: Path) -> None:
         )
     for sent in (signal.SIGTERM, signal.SIGKILL):
         for pid in descendants(os.getpid()):
-            _signal(pid, sent)
+            with suppress(ProcessLookupError):
+                os.kill(pid, sent)
         try:
             wait_until(_has_no_child, "every process has ended", _STOP_TIMEOUT_S)
         except TimeoutError:
             continue
-        return
-
-
-def _signal(pid: int, sent: signal.Signals) -> None:
-    try:
-        os.kill(pid, sent)
-    except ProcessLookupError:
         return
 
 
@@ -240,18 +236,6 @@ def _has_no_child() -> bool:
     except ChildProcessError:
         return True
     return False
-
-
-def descendants(root: int) -> Iterator[int]:
-    """Yield the processes below this one, children before their parents."""
-    for listing in Path(f"/proc/{root}/task").glob("*/children"):
-        try:
-            children = listing.read_text().split()
-        except OSError:
-            continue
-        for child in children:
-            yield from descendants(int(child))
-            yield int(child)
 
 
 def main() -> None:

@@ -108,8 +108,14 @@ def submit_run(
 
 def submit_recipe(run_dir: Path, *words: str) -> str:
     """Submit a recipe with real agents and workers; return the number of its job."""
-    real = ("cluster=slurm", "cluster.rdzv_host=127.0.0.1", f"cluster.python={sys.executable}")
-    done = launch(*words, *real, "action=submit", f"run.dir={run_dir}", folder=run_dir.parent)
+    real = ("cluster.rdzv_host=127.0.0.1", f"cluster.python={sys.executable}")
+    return submit_words(run_dir.parent, run_dir, *words, *real)
+
+
+def submit_words(folder: Path, run_dir: Path, *words: str) -> str:
+    """Submit what a person types in a folder; return the number of its job."""
+    mine = ("cluster=slurm", "action=submit", f"run.dir={run_dir}")
+    done = launch(*words, *mine, folder=folder)
     assert done.status == 0, done.err
     return str(json.loads((run_dir / "submitted.json").read_text())["job_id"])
 

@@ -14,7 +14,7 @@ import pytest
 from resilience.events import read_events
 from tests.launcher.command import launch
 from tests.scenarios.slurm.jobs import Slurm, processes, train_here
-from tests.scenarios.slurm.test_run import losses, weights
+from tests.scenarios.slurm.test_run import check_same_bits
 from tests.scenarios.slurm.test_tiered import arenas, logs, wait_for_checkpoints
 
 pytest.importorskip("torch", reason="a worker needs torch")
@@ -76,6 +76,5 @@ def test_daemons_of_the_nodes_of_now_have_what_the_lost_node_had(
     loaded = {each.rank: each for each in events if each.event == "checkpoint_loaded"}
     assert sorted(rank for rank in loaded if rank is not None) == [0, 1, 2, 3]
     assert {(each.step or 0) >= 20 for each in loaded.values()} == {True}
-    assert losses(run_dir) == losses(tmp_path / "here")
-    assert weights(run_dir) == weights(tmp_path / "here") != {}
+    check_same_bits(run_dir, tmp_path / "here")
     assert not any(path.exists() for path in arenas(run_dir).values())

@@ -16,22 +16,20 @@ from resilience.tiered.arena_folder import open_arena
 from tests.launcher.command import Ended, launch
 from tests.processes import command_of, parents
 from tests.scenarios.slurm.cluster import wait_until
-from tests.scenarios.slurm.jobs import Slurm, stand_in
+from tests.scenarios.slurm.jobs import Slurm, stand_in, submit_words
 from tests.scenarios.slurm.test_tiered import arenas as arenas_of
 from tests.scenarios.slurm.test_tiered import submit as submit_tiered
 from tests.scenarios.slurm.test_tiered import wait_for_checkpoints
+
+TINY = "recipe=llama/llama3_tiny_pretrain"
 
 
 @pytest.fixture
 def submitted(slurm: Slurm, tmp_path: Path) -> Path:
     """A run that was submitted from a folder, whose agents go on until they are told."""
-    ended = launch(
-        "recipe=llama/llama3_tiny_pretrain", "cluster=slurm", "action=submit",
-        "resilience/tiered=ram", f"cluster.python={stand_in(tmp_path)}", "+env.STAND_IN=as told",
-        folder=tmp_path,
-    )  # fmt: skip
-    assert ended.status == 0, ended.err
     run = tmp_path / "runs/llama3-tiny-pretrain"
+    agents = (f"cluster.python={stand_in(tmp_path)}", "+env.STAND_IN=as told")
+    submit_words(tmp_path, run, TINY, "resilience/tiered=ram", *agents)
     slurm.wait_until(lambda: len(list(run.glob("seen-*.json"))) == 2, "both agents")
     return run
 
@@ -141,13 +139,8 @@ def test_memory_on_the_nodes_goes_with_clean(submitted: Path, slurm: Slurm) -> N
 
 def test_script_that_fails_says_why_first(slurm: Slurm, tmp_path: Path) -> None:
     """Before any agent is started: nothing but the script's own output tells of it."""
-    ended = launch(
-        "recipe=llama/llama3_tiny_pretrain", "cluster=slurm", "action=submit",
-        "cluster.modules=[cuda]", folder=tmp_path,
-    )  # fmt: skip
-    assert ended.status == 0, ended.err
     run = tmp_path / "runs/llama3-tiny-pretrain"
-    slurm.wait_for_end(json.loads((run / "submitted.json").read_text())["job_id"])
+    slurm.wait_for_end(submit_words(tmp_path, run, TINY, "cluster.modules=[cuda]"))
 
     status = ask(run, "status", run.name)
     logs = ask(run, "logs", run.name)
@@ -178,13 +171,9 @@ def test_agent_that_ends_a_job_is_its_first_error(
 ) -> None:
     """Whatever the job ends with: the others, which srun ends, may give it a cancelled run's."""
     mine = [each.replace("=STAND_IN", f"={stand_in(tmp_path)}") for each in words]
-    ended = launch(
-        "recipe=script/torch_ddp", "cluster=slurm", "action=submit", "trainer.num_nodes=2",
-        f"trainer.folder={tmp_path}", f"run.dir={tmp_path / 'runs/here'}", *mine, folder=tmp_path,
-    )  # fmt: skip
-    assert ended.status == 0, ended.err
+    recipe = ("recipe=script/torch_ddp", "trainer.num_nodes=2", f"trainer.folder={tmp_path}")
     run = tmp_path / "runs/here"
-    slurm.wait_for_end(json.loads((run / "submitted.json").read_text())["job_id"])
+    slurm.wait_for_end(submit_words(tmp_path, run, *recipe, *mine))
 
     status = ask(run, "status", run.name).out.splitlines()[0]
     logs = ask(run, "logs", run.name).out.splitlines()
@@ -196,11 +185,8 @@ def test_agent_that_ends_a_job_is_its_first_error(
 
 
 def test_run_that_waits_is_taken_out_of_the_queue(slurm: Slurm, tmp_path: Path) -> None:
-    ended = launch(
-        "recipe=llama/llama3_tiny_pretrain", "cluster=slurm", "action=submit",
-        "+cluster.extra_options.hold='true'", folder=tmp_path,
-    )  # fmt: skip
-    assert ended.status == 0, ended.err
+    run = tmp_path / "runs/llama3-tiny-pretrain"
+    submit_words(tmp_path, run, TINY, "+cluster.extra_options.hold='true'")
 
     cleaned = launch("clean", "llama3-tiny-pretrain", folder=tmp_path)
 

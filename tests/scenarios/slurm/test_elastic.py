@@ -19,12 +19,11 @@ from tests.cases import slow
 from tests.launcher.command import Ended, last_of_each, launch
 from tests.resilience.agent.test_drain import drain
 from tests.scenarios.slurm.cluster import wait_until
-from tests.scenarios.slurm.jobs import Slurm, processes, slow_steps, stand_in
+from tests.scenarios.slurm.jobs import Slurm, processes, slow_steps, stand_in, submit_words
 from tests.scenarios.slurm.test_recovery import Watch
-from tests.scenarios.slurm.test_run import losses, weights
+from tests.scenarios.slurm.test_run import check_same_bits, losses
 
 RECIPE = "recipe=llama/llama3_tiny_elastic"
-THERE = ("cluster=slurm", "action=submit", "cluster.rdzv_host=127.0.0.1", "run.dir=there")
 WAIT_S = 60.0
 RUN_S = 600.0
 NUM_STEPS = 180
@@ -41,10 +40,8 @@ TRAINS = (
 
 def submitted(folder: Path, *words: str) -> tuple[Path, str]:
     """Submit the elastic recipe; returns the run's folder and the number of its job."""
-    done = launch(RECIPE, *THERE, *last_of_each(*words), folder=folder)
-    assert done.status == 0, done.err
-    run_dir = folder / "there"
-    return run_dir, str(json.loads((run_dir / "submitted.json").read_text())["job_id"])
+    run_dir, mine = folder / "there", ("cluster.rdzv_host=127.0.0.1", *last_of_each(*words))
+    return run_dir, submit_words(folder, run_dir, RECIPE, *mine)
 
 
 def training(folder: Path, *words: str) -> tuple[Path, str]:
@@ -241,9 +238,8 @@ def test_run_that_loses_and_gets_nodes_and_is_queued_again_has_the_bits_of_an_un
         folder=tmp_path,
     )  # fmt: skip
     assert here.status == 0, here.err
-    assert losses(run_dir) == losses(tmp_path / "here")
     assert len(losses(run_dir)) == NUM_STEPS
-    assert weights(run_dir) == weights(tmp_path / "here") != {}
+    check_same_bits(run_dir, tmp_path / "here")
     # A node that was in an earlier start alone still has what it held.
     assert launch("clean", "there", folder=tmp_path).status == 0
 

@@ -13,7 +13,7 @@ from resilience.events import Event, EventReader, read_events
 from tests.launcher.command import last_of_each
 from tests.scenarios.slurm import cluster
 from tests.scenarios.slurm.jobs import ENDED, Slurm, agents, processes, submit_recipe, train_here
-from tests.scenarios.slurm.test_run import losses, weights
+from tests.scenarios.slurm.test_run import check_same_bits, losses
 from tests.scenarios.slurm.test_tiered import named
 
 pytest.importorskip("torch", reason="a worker needs torch")
@@ -87,8 +87,7 @@ def test_job_ends_as_undisturbed_although_it_loses_a_worker_an_agent_and_a_node(
     logs = "".join(path.read_text() for path in run_dir.rglob("*.log"))
     assert state == "COMPLETED", logs
     assert len(losses(tmp_path / "here")) == MAX_STEPS
-    assert losses(run_dir) == losses(tmp_path / "here")
-    assert weights(run_dir) == weights(tmp_path / "here") != {}
+    check_same_bits(run_dir, tmp_path / "here")
     events = read_events(run_dir / "events.jsonl")
     assert "recovery_fallback" not in {each.event for each in events}
     members = {each.node for each in events if each.event == "worker_started"}
@@ -116,8 +115,7 @@ def test_job_that_is_queued_again_goes_on_from_its_state(slurm: Slurm, tmp_path:
     cluster.wait_until(lambda: slurm.field(job_id, "JobState") in ENDED, "the job has ended", RUN_S)
 
     train_here(tmp_path / "here", *recipe)
-    assert losses(run_dir) == losses(tmp_path / "here")
-    assert weights(run_dir) == weights(tmp_path / "here") != {}
+    check_same_bits(run_dir, tmp_path / "here")
     assert slurm.field(job_id, "JobState") == "COMPLETED"
     opened = [each.fields["number"] for each in named(run_dir, "generation_opened")]
     # Slurm asks them to end before it kills them, so they know which number was the last one.
