@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -9,9 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from launcher.clusters.k8s.values import JOB_LABEL
+from launcher.clusters.running.cluster import RunFolder
 from tests import waiting
 
 ROOT = Path(__file__).parents[3]
@@ -30,6 +34,35 @@ def kubectl(config: Path, *words: str, text: str | None = None) -> subprocess.Co
         text=True,
         timeout=COMMAND_TIMEOUT_S,
     )
+
+
+class Asked:
+    """A cluster as kubectl sees it, with the pods of runs there."""
+
+    def __init__(self, config: Path, folder: Path) -> None:
+        self._config = config
+        self._folder = folder
+
+    def ask(self, *words: str, text: str | None = None) -> str:
+        done = kubectl(self._config, *words, text=text)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def pods(self, run: RunFolder) -> list[str]:
+        words = ("get", "pods", f"--selector={JOB_LABEL}={run.job.name}", "--output=name")
+        return self.ask(*words).split()
+
+    def play(self, pod: str, **status: Any) -> None:
+        """Have a pod that no node has be what this status says."""
+        patch = json.dumps({"status": status})
+        self.ask("patch", pod, "--subresource=status", "--type=merge", f"--patch={patch}")
+
+
+def end_at_first_failure(job: dict[str, Any]) -> None:
+    """Have the first pod of a Job that fails end it, at any index."""
+    for field in ("backoffLimitPerIndex", "maxFailedIndexes"):
+        job["spec"].pop(field, None)
+    job["spec"]["backoffLimit"] = 0
 
 
 @pytest.fixture(scope="session")

@@ -26,31 +26,26 @@ from launcher.rundir import write_files, write_submission
 from tests.launcher.clusters.running.cluster_suite import ClusterContract, wait_for
 from tests.launcher.command import launch
 from tests.launcher.k8s_job import documents, k8s_job
-from tests.scenarios.k8s.conftest import kubectl, wait_until
+from tests.scenarios.k8s.conftest import Asked, end_at_first_failure, wait_until
 
 _numbers = itertools.count()
-# The first pod that fails ends the Jobs here, at any index.
-_BY_INDEX = ("backoffLimitPerIndex", "maxFailedIndexes")
 
 
-class KubernetesWorld:
+class KubernetesWorld(Asked):
     cluster = KubernetesRuns()
     has_queue = True
     remembers_deleted = False
     has_logs = False
 
     def __init__(self, config: Path, kind: str, folder: Path) -> None:
-        self._config = config
+        super().__init__(config, folder)
         self._kind = kind
-        self._folder = folder
 
     def start(self, *, is_held: bool = False) -> RunFolder:
         job = k8s_job(self._kind, {"name": f"contract-{self._kind}-{next(_numbers)}"})
         found = documents(job)
-        for field in _BY_INDEX if self._kind == "job" else ():
-            found["job"]["spec"].pop(field, None)
         if self._kind == "job":
-            found["job"]["spec"]["backoffLimit"] = 0
+            end_at_first_failure(found["job"])
         del found["job"]
         path = self._folder / job.name
         text = "".join(f"---\n{json.dumps(each)}\n" for each in found.values())
@@ -60,7 +55,7 @@ class KubernetesWorld:
         run = read_run_folder(path)
         if self._kind == "hyperpod":
             self._make_pods(run)
-        self._pods(run, 2)
+        self._await_pods(run, 2)
         return run
 
     def begin(self, run: RunFolder) -> None:
@@ -77,19 +72,19 @@ class KubernetesWorld:
         if self._kind == "hyperpod":
             condition = {"type": "Failed" if status else "Completed", "status": "True"}
             patch = json.dumps({"status": {"conditions": [condition]}})
-            self._ask("patch", run.job_id, "--type=merge", f"--patch={patch}")
+            self.ask("patch", run.job_id, "--type=merge", f"--patch={patch}")
 
     def end_from_outside(self, run: RunFolder) -> None:
-        self._ask("delete", run.job_id, "--wait=false")
+        self.ask("delete", run.job_id, "--wait=false")
 
     def forget(self, run: RunFolder) -> RunFolder:
         """Delete the job and make another of its name: its pods and its number are others."""
-        self._ask("delete", run.job_id, "--wait=true", "--timeout=30s")
+        self.ask("delete", run.job_id, "--wait=true", "--timeout=30s")
         return run
 
     @contextmanager
     def cut(self) -> Iterator[None]:
-        config = json.loads(self._ask("config", "view", "--raw", "--output=json"))
+        config = json.loads(self.ask("config", "view", "--raw", "--output=json"))
         for each in config["clusters"]:
             each["cluster"]["server"] = "https://127.0.0.1:1"
         path = self._folder / "cut.json"
@@ -101,7 +96,7 @@ class KubernetesWorld:
     def objects(self, run: RunFolder) -> list[str]:
         """Return all that is there of the run's name."""
         kinds = f"pods,services,configmaps,secrets,jobs,{run.job_id.partition('/')[0]}"
-        names = self._ask("get", kinds, "--output=name").split()
+        names = self.ask("get", kinds, "--output=name").split()
         return sorted({name for name in names if run.job.name in name})
 
     def _make_pods(self, run: RunFolder) -> None:
@@ -120,22 +115,15 @@ class KubernetesWorld:
             ]
             spec = {"containers": [{"name": "node", "image": "image"}]}
             pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-            self._ask("create", "--filename=-", text=json.dumps(pod))
+            self.ask("create", "--filename=-", text=json.dumps(pod))
 
-    def _pods(self, run: RunFolder, number: int) -> list[str]:
-        words = ("get", "pods", f"--selector={JOB_LABEL}={run.job.name}", "--output=name")
-        wait_until(lambda: len(self._ask(*words).split()) == number)
-        return self._ask(*words).split()
+    def _await_pods(self, run: RunFolder, number: int) -> list[str]:
+        wait_until(lambda: len(self.pods(run)) == number)
+        return self.pods(run)
 
     def _play(self, run: RunFolder, status: dict[str, Any], number: int = 2) -> None:
-        patch = json.dumps({"status": status})
-        for pod in self._pods(run, 2)[:number]:
-            self._ask("patch", pod, "--subresource=status", "--type=merge", f"--patch={patch}")
-
-    def _ask(self, *words: str, text: str | None = None) -> str:
-        done = kubectl(self._config, *words, text=text)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        for pod in self._await_pods(run, 2)[:number]:
+            self.play(pod, **status)
 
 
 class _Kubernetes(ClusterContract):

@@ -33,22 +33,17 @@ from launcher.monitor.standing import Phase
 from launcher.rundir import write_files, write_submission
 from tests.launcher.command import Ended, launch
 from tests.launcher.shipped import rendered, untiered_job
-from tests.scenarios.k8s.conftest import kubectl, wait_until
+from tests.scenarios.k8s.conftest import Asked, end_at_first_failure, kubectl, wait_until
 
 ELASTIC, TINY = "llama/llama3_tiny_elastic", "llama/llama3_tiny_pretrain"
 _numbers = itertools.count()
-# The first pod that fails ends the Jobs here, at any index.
-_BY_INDEX = ("backoffLimitPerIndex", "maxFailedIndexes")
 
 
-class Api:
+class Api(Asked):
     """The cluster as a person sees it with kubectl, and a run there."""
 
-    def __init__(self, config: Path, folder: Path) -> None:
-        self._config = config
-        self._folder = folder
-        self.warning = ""
-        """Of the last submission."""
+    warning = ""
+    """Of the last submission."""
 
     def submit(self, recipe: str = ELASTIC) -> RunFolder:
         """Submit a run of one node that trains with three, and may have four."""
@@ -57,9 +52,7 @@ class Api:
         files = rendered(job)
         found = read_documents(files[MANIFEST])
         for each in (each for each in found if each["kind"] == "Job"):
-            for field in _BY_INDEX:
-                each["spec"].pop(field, None)
-            each["spec"]["backoffLimit"] = 0
+            end_at_first_failure(each)
         files[MANIFEST] = yaml.safe_dump_all(found)
         if GROWTH in files:
             base = indexed_job(read_documents(files[MANIFEST]))
@@ -80,11 +73,6 @@ class Api:
             KubernetesRuns().submit(RunFolder(path=other, job=run.job))
         return str(error.value)
 
-    def ask(self, *words: str, text: str | None = None) -> str:
-        done = kubectl(self._config, *words, text=text)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
     def growth(self, run: RunFolder) -> dict[str, dict[str, Any]]:
         """Return the run's growth Jobs that stay, by the index of the node."""
         selector = f"--selector={JOB_LABEL}={run.job.name},{NODE_LABEL}"
@@ -97,14 +85,6 @@ class Api:
 
     def uids(self, run: RunFolder) -> dict[str, str]:
         return {index: each["metadata"]["uid"] for index, each in self.growth(run).items()}
-
-    def pods(self, run: RunFolder) -> list[str]:
-        words = ("get", "pods", f"--selector={JOB_LABEL}={run.job.name}", "--output=name")
-        return self.ask(*words).split()
-
-    def play(self, pod: str, phase: str) -> None:
-        patch = json.dumps({"status": {"phase": phase}})
-        self.ask("patch", pod, "--subresource=status", "--type=merge", f"--patch={patch}")
 
 
 NO_LISTS = """#!/bin/sh
@@ -216,7 +196,7 @@ def test_a_run_that_has_ended_is_not_scaled(api: Api) -> None:
     wait_until(lambda: len(api.pods(run)) == 3)
     base = f"--selector=job-name={run.job.name}"
     (pod,) = api.ask("get", "pods", base, "--output=name").split()
-    api.play(pod, "Failed")
+    api.play(pod, phase="Failed")
     wait_until(lambda: see_run(run, KubernetesRuns()).standing.phase is Phase.FAILED)
     before = api.uids(run)
 
@@ -232,7 +212,7 @@ def test_a_further_node_that_fails_is_no_failure_of_the_run(api: Api) -> None:
     run = api.submit()
     wait_until(lambda: len(api.pods(run)) == 3)
     for pod in api.pods(run):
-        api.play(pod, "Failed" if f"{run.job.name}-g1-" in pod else "Running")
+        api.play(pod, phase="Failed" if f"{run.job.name}-g1-" in pod else "Running")
 
     def conditions() -> list[str]:
         status = api.growth(run)["1"].get("status", {})
@@ -279,7 +259,7 @@ def test_name_of_a_run_is_offered_once_it_has_ended_by_a_command_for_that_run_al
     assert "kubectl --namespace=default --request-timeout=30s delete" not in again
     wait_until(lambda: len(api.pods(run)) == 2)
     for pod in api.pods(run):
-        api.play(pod, "Failed")
+        api.play(pod, phase="Failed")
     wait_until(lambda: see_run(run, KubernetesRuns()).standing.phase is Phase.FAILED)
 
     again = api.try_again(run)
