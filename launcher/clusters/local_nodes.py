@@ -14,6 +14,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import launcher
@@ -189,17 +190,13 @@ def end_strays(
 
 
 def _kill(pid: int, timeout_s: float) -> None:
-    try:
+    with suppress(ProcessLookupError):
         file = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        signal.pidfd_send_signal(file, signal.SIGKILL)
-        select.select([file], [], [], timeout_s)
-    except ProcessLookupError:
-        pass
-    finally:
-        os.close(file)
+        try:
+            signal.pidfd_send_signal(file, signal.SIGKILL)
+            select.select([file], [], [], timeout_s)
+        finally:
+            os.close(file)
 
 
 def _variables(pid: int) -> set[bytes]:

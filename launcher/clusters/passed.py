@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from launcher.job import Job
-from launcher.job.cluster import SlurmCluster
 
 _PASSED = "HOME LANG LC_* LMOD_* LOGNAME MODULE* PATH SHELL SLURM* SPANK_* TZ USER"
 # Slurm sets these on the node, and bash its own.
@@ -33,8 +32,7 @@ def passed_on_node(job: Job) -> list[str]:
 
     There are none where `cluster.extra_options` says what sbatch passes on.
     """
-    cluster = job.cluster
-    assert isinstance(cluster, SlurmCluster)
+    cluster = job.slurm
     if _ENVIRONMENT_OPTIONS.intersection(cluster.extra_options):
         return []
     exported = sorted(name for name, secret in cluster.secrets.items() if not secret.file)

@@ -55,8 +55,7 @@ def render_slurm(
     Pure. No path of this machine is in it: the run's folder is the one that
     sbatch is called in. Raises RecipeError.
     """
-    cluster = job.cluster
-    assert isinstance(cluster, SlurmCluster)
+    cluster = job.slurm
     if cluster.container:
         _check_mounts(cluster.container)
     environment = worker_environment(job)

@@ -14,7 +14,7 @@ from typing import TypeVar
 from pydantic import ValidationError, model_validator
 
 from launcher.errors import RecipeError
-from launcher.job.cluster import K8sCluster
+from launcher.job.cluster import K8sCluster, SlurmCluster
 from launcher.job.content import JobContent, TrainingContent
 from launcher.job.rules import broken_rules
 from resilience.plain_files import read_plain
@@ -34,6 +34,12 @@ class Job(JobContent):
     def k8s(self) -> K8sCluster:
         """Return the settings of the Kubernetes cluster that the job is for."""
         assert isinstance(self.cluster, K8sCluster)
+        return self.cluster
+
+    @property
+    def slurm(self) -> SlurmCluster:
+        """Return the settings of the Slurm cluster that the job is for."""
+        assert isinstance(self.cluster, SlurmCluster)
         return self.cluster
 
     def to_json(self) -> str:

@@ -179,11 +179,9 @@ def _memory_limit(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
 
 def num_pods(job: JobContent, cluster: K8sCluster) -> int:
     """Return how many pods a job has at most; some may wait without a rank."""
-    return (
-        job.num_nodes_max
-        if cluster.has_indexed_pods
-        else job.trainer.num_nodes + cluster.num_spares
-    )
+    if cluster.has_indexed_pods:
+        return job.num_nodes_max
+    return job.trainer.num_nodes + cluster.num_spares
 
 
 def num_base_pods(job: JobContent, cluster: K8sCluster) -> int:
@@ -213,19 +211,17 @@ def pod_name(job: JobContent, cluster: K8sCluster, index: int) -> str:
     return f"{pods_name(job, cluster)}-{index}"
 
 
+_HYPERPOD_POLICY = (
+    "clean_pod_policy", "fault_deadline_s", "startup_deadline_s", "workload_mode",
+    "restart_policy", "log_monitoring",
+)  # fmt: skip
+
+
 def _indexed_job(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
     policy = cluster.run_policy
-    hyperpod_only = {
-        "num_spares": cluster.num_spares or None,
-        "operator_from": cluster.operator_from or None,
-        "run_policy.clean_pod_policy": policy.clean_pod_policy,
-        "run_policy.fault_deadline_s": policy.fault_deadline_s,
-        "run_policy.startup_deadline_s": policy.startup_deadline_s,
-        "run_policy.workload_mode": policy.workload_mode,
-        "run_policy.restart_policy": policy.restart_policy,
-        "run_policy.log_monitoring": policy.log_monitoring or None,
-    }
-    yield from _unread(hyperpod_only, "hyperpod", _NO_FIELD)
+    hyperpod_only = {"num_spares": cluster.num_spares, "operator_from": cluster.operator_from}
+    policies = {f"run_policy.{name}": getattr(policy, name) for name in _HYPERPOD_POLICY}
+    yield from _unread(hyperpod_only | policies, "hyperpod", "a plain Job has no such field")
     if job.name[0].isdigit():
         yield (
             f"run.name {job.name!r} begins with a digit, and a plain Job's Service may not; "
@@ -292,11 +288,8 @@ def _resized_job(job: JobContent) -> Iterator[str]:
 
 def _unread(values: Mapping[str, object], job_kind: str, why: str) -> Iterator[str]:
     for name, value in values.items():
-        if value is not None:
+        if value:
             yield f"cluster.{name} needs cluster.job_kind {job_kind!r}; {why}"
-
-
-_NO_FIELD = "a plain Job has no such field"
 
 
 def _reserved(job: JobContent, cluster: K8sCluster) -> Iterator[str]:

@@ -46,20 +46,14 @@ def mmap_rules(job: JobContent) -> Iterator[str]:
 
 def _encryption(encryption: CacheEncryption) -> Iterator[str]:
     where = f"{_WHERE}.encryption"
-    given = {
-        "key_file": encryption.key_file,
-        "kms_key_id": encryption.kms_key_id,
-        "endpoint": encryption.endpoint,
-        "region": encryption.region,
-    }
     wanted = "key_file" if encryption.kind == "file" else "kms_key_id"
-    if given[wanted] is None:
+    if getattr(encryption, wanted) is None:
         yield f"{where}.{wanted} null; {where}.kind {encryption.kind!r} needs it"
     others = ("kms_key_id", "endpoint", "region") if encryption.kind == "file" else ("key_file",)
     for name in others:
-        if given[name] is not None:
+        if (given := getattr(encryption, name)) is not None:
             yield (
-                f"{where}.{name} {given[name]!r} has no effect with {where}.kind "
+                f"{where}.{name} {given!r} has no effect with {where}.kind "
                 f"{encryption.kind!r}; set it to null"
             )
 

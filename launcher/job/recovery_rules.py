@@ -164,16 +164,13 @@ def _place(job: JobContent, fault: Fault, where: str) -> Iterator[str]:
             "allowed: exactly one of them"
         )
         return
-    if fault.rank is not None and fault.rank >= trainer.world_size:
-        yield (
-            f"{where}.rank {fault.rank} is no rank of the run; "
-            f"allowed: less than its world size {trainer.world_size}"
-        )
-    if fault.node is not None and fault.node >= trainer.num_nodes:
-        yield (
-            f"{where}.node {fault.node} is no node of the run; "
-            f"allowed: less than trainer.num_nodes {trainer.num_nodes}"
-        )
+    for name, value, limit, limited_by in (
+        ("rank", fault.rank, trainer.world_size, "its world size"),
+        ("node", fault.node, trainer.num_nodes, "trainer.num_nodes"),
+    ):
+        if value is not None and value >= limit:
+            allowed = f"allowed: less than {limited_by} {limit}"
+            yield f"{where}.{name} {value} is no {name} of the run; {allowed}"
 
 
 def _values(fault: Fault, where: str) -> Iterator[str]:

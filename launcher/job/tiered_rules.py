@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from launcher.job.cluster import RENDEZVOUS_PORT, K8sCluster, SlurmCluster
 from launcher.job.content import JobContent
@@ -25,6 +25,18 @@ OPERATOR_PORT = 8080
 PEER_PORT = 9201
 """Where each node has an address of its own and the recipe names no port; AWS's has 9200."""
 STORE_URL_FORM = "s3://BUCKET/PREFIX"
+_OF_AWS: Mapping[str, Mapping[str, object]] = {
+    "ram.": {
+        "keep": 3, "replicas": 0, "domains_min": 1, "budget_mib": None, "peers_hold": "copies",
+    },
+    "": dict.fromkeys(("token_file", "peer_port", "http_port")),
+    "store.": {
+        "keep": None, "required": False, "waiting_max": None, "deadline_s": 60.0,
+        "endpoint": None, "region": None, "path_style": False, "part_size_mib": None,
+        "attempts": None,
+    },
+}  # fmt: skip
+"""The values of fields that AWS's library cannot be told, by where they are."""
 
 
 def tiered_rules(job: JobContent) -> Iterator[str]:
@@ -58,16 +70,9 @@ def _store(settings: TieredSettings, store: StoreTier) -> Iterator[str]:
     if store.url is None:
         # It may be rendered: only who runs the job knows the place (launcher/support.py).
         return
-    of_s3 = {
-        "endpoint": store.endpoint,
-        "region": store.region,
-        "path_style": store.path_style or None,
-        "part_size_mib": store.part_size_mib,
-        "attempts": store.attempts,
-    }
     if store.url.startswith("folder:"):
-        for name, value in of_s3.items():
-            if value is not None:
+        for name in ("endpoint", "region", "path_style", "part_size_mib", "attempts"):
+            if value := getattr(store, name):
                 yield (
                     f"{_WHERE}.store.{name} {value!r} does not fit {_WHERE}.store.url "
                     f"{store.url!r}; allowed with a folder: "
@@ -206,32 +211,11 @@ def _aws(job: JobContent, settings: TieredSettings) -> Iterator[str]:
     store = settings.store
     if store and store.url and not store.url.startswith("s3://"):
         yield f"{_WHERE}.store.url {store.url!r} does not fit backend 'aws'; allowed: s3://..."
-    ram = settings.ram
-    fixed: dict[str, tuple[object, object]] = {
-        "ram.keep": (ram.keep, 3),
-        "ram.replicas": (ram.replicas, 0),
-        "ram.domains_min": (ram.domains_min, 1),
-        "ram.budget_mib": (ram.budget_mib, None),
-        "ram.peers_hold": (ram.peers_hold, "copies"),
-        "token_file": (settings.token_file, None),
-        "peer_port": (settings.peer_port, None),
-        "http_port": (settings.http_port, None),
-    }
-    if store:
-        fixed |= {
-            "store.keep": (store.keep, None),
-            "store.required": (store.required, False),
-            "store.waiting_max": (store.waiting_max, None),
-            "store.deadline_s": (store.deadline_s, 60.0),
-            "store.endpoint": (store.endpoint, None),
-            "store.region": (store.region, None),
-            "store.path_style": (store.path_style, False),
-            "store.part_size_mib": (store.part_size_mib, None),
-            "store.attempts": (store.attempts, None),
-        }
-    for name, (value, allowed) in fixed.items():
-        if value != allowed:
-            yield (
-                f"{_WHERE}.{name} {shown(value)} is nothing that AWS's library can be told; "
-                f"allowed with backend 'aws': {shown(allowed)}"
-            )
+    for where, given in (("ram.", settings.ram), ("", settings), ("store.", store)):
+        for name, allowed in _OF_AWS[where].items():
+            # A store that there is not has nothing to tell.
+            if (value := getattr(given, name, allowed)) != allowed:
+                yield (
+                    f"{_WHERE}.{where}{name} {shown(value)} is nothing that AWS's library can be "
+                    f"told; allowed with backend 'aws': {shown(allowed)}"
+                )

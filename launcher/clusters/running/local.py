@@ -108,11 +108,8 @@ def judge_lock(holder: Holder | None) -> JobStatus:
         return JobStatus(phase=Phase.FORGOTTEN, why="its launcher was killed")
     if holder.host == os.uname().nodename:
         return JobStatus(phase=Phase.FORGOTTEN, why=f"{holder.host} has been started again")
-    return JobStatus(
-        phase=Phase.UNREACHABLE,
-        why=f"it was started on {holder.host}; ask there",
-        place=holder.host,
-    )
+    why = f"it was started on {holder.host}; ask there"
+    return JobStatus(phase=Phase.UNREACHABLE, why=why, place=holder.host)
 
 
 def _signal(

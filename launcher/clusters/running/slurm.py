@@ -15,7 +15,6 @@ from launcher.clusters.running.slurm_size import added_name, find_added, scale_j
 from launcher.clusters.slurm_submit import submit_slurm
 from launcher.clusters.submission import Submission, run_program
 from launcher.errors import OutsideError
-from launcher.job.cluster import SlurmCluster
 from launcher.monitor.logs import first_end, last_words, read_tail
 from launcher.monitor.standing import JobStatus, Phase
 
@@ -75,8 +74,7 @@ class SlurmRuns:
         return replace(said, why="; ".join(filter(None, (said.why, why))))
 
     def _status_of_job(self, run: RunFolder, job_id: str) -> JobStatus:
-        cluster = run.job.cluster
-        warned_s = (isinstance(cluster, SlurmCluster) and cluster.signal_before_end_s) or 0
+        warned_s = run.job.slurm.signal_before_end_s or 0
         show = ("scontrol", "show", "job", "--oneliner", job_id)
         try:
             text = run_program(show, run.path, timeout_s=ASK_TIMEOUT_S)

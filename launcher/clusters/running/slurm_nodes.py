@@ -11,7 +11,6 @@ from launcher.clusters.running.cluster import ASK_TIMEOUT_S, Cleaned, RunFolder
 from launcher.clusters.running.memory import batch_folder
 from launcher.clusters.submission import run_program
 from launcher.errors import OutsideError
-from launcher.job.cluster import SlurmCluster
 from resilience.tiered.arena_folder import read_arenas
 
 _LOG = re.compile(r"slurm-(\d+)\.(\d+)\.(.+)\.log")
@@ -60,14 +59,8 @@ def newest_logs(run: RunFolder) -> dict[str, Path]:
 
 
 def _clean_node(run: RunFolder, node: str) -> Cleaned:
-    cluster = run.job.cluster
-    assert isinstance(cluster, SlurmCluster)
-    given = {
-        "partition": cluster.partition,
-        "account": cluster.account,
-        "qos": cluster.qos,
-        "reservation": cluster.reservation,
-    }
+    names = ("partition", "account", "qos", "reservation")
+    given = {name: getattr(run.job.slurm, name) for name in names}
     command = (
         *("srun", "--quiet", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--time=2"),
         *("--input=none", f"--immediate={_IMMEDIATE_S}", f"--job-name=clean-{run.job.name}"),

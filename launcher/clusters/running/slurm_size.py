@@ -18,7 +18,6 @@ from launcher.clusters.running.requests import write_size
 from launcher.clusters.slurm import JOB_SCRIPT
 from launcher.clusters.submission import run_program
 from launcher.errors import OutsideError, RecipeError
-from launcher.job.cluster import SlurmCluster
 from launcher.monitor.standing import JobStatus, Phase
 
 _FORMAT = "%i|%T|%N|%r"
@@ -186,9 +185,7 @@ def check_size(run: RunFolder, num_own: int, num_nodes: int) -> int:
 
 
 def _submission(run: RunFolder) -> tuple[str, ...]:
-    cluster = run.job.cluster
-    assert isinstance(cluster, SlurmCluster)
-    seconds = cluster.signal_before_end_s
+    seconds = run.job.slurm.signal_before_end_s
     return (
         *("sbatch", "--parsable", f"--job-name={added_name(run)}", "--nodes=1"),
         # Two agents of one run on a node would have one name.

@@ -56,10 +56,8 @@ class UpdateBody(_Body):
 
     @model_validator(mode="after")
     def _refuse_impossible(self) -> UpdateBody:
-        ranks, num_ips = (
-            [each.rank for each in self.rankIps],
-            len({each.ip for each in self.rankIps}),
-        )
+        ranks = [each.rank for each in self.rankIps]
+        num_ips = len({each.ip for each in self.rankIps})
         # The addresses of spares may follow those of the run's nodes.
         limit = max(self.nnodes, len(ranks))
         if not self.spare and self.rank >= self.nnodes:
