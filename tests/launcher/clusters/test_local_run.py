@@ -46,13 +46,6 @@ def last_event(folder: Path) -> tuple[str, dict[str, object]]:
     return event.event, dict(event.fields)
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 @contextmanager
 def running(
     folder: Path, *scripts: str, grace_s: float = 30.0
@@ -244,7 +237,7 @@ def test_node_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: Pa
     status, _ = run_scripts(tmp_path, ignores, "read < up; exit 3", grace_s=0.1)
 
     assert status == 3
-    assert not is_alive(int((tmp_path / "pid").read_text()))
+    assert not command_of(int((tmp_path / "pid").read_text()))
 
 
 def test_what_a_node_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
@@ -253,7 +246,7 @@ def test_what_a_node_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
     status, _ = run_scripts(tmp_path, f"{STRAY}\nread < up")
 
     assert status == 0
-    assert not is_alive(int((tmp_path / "stray").read_text()))
+    assert not command_of(int((tmp_path / "stray").read_text()))
 
 
 def test_agent_has_ended_its_workers_before_its_own_time_is_over(
@@ -277,7 +270,7 @@ def test_launcher_that_is_asked_to_end_ends_the_run(
     assert launcher.returncode == status
     assert f"stopped by {number.name}; ending the run\n" in shown
     assert last_event(folder)[1] == {"exit_status": status, "reason": f"stopped by {number.name}"}
-    assert not [pid for pid in pids if is_alive(pid)]
+    assert not [pid for pid in pids if command_of(pid)]
 
 
 def test_second_interrupt_does_not_wait_for_the_grace_period(tmp_path: Path) -> None:
@@ -291,7 +284,7 @@ def test_second_interrupt_does_not_wait_for_the_grace_period(tmp_path: Path) -> 
         launcher.communicate(timeout=TIMEOUT_S)
 
     assert launcher.returncode == 130
-    assert not [pid for pid in pids if is_alive(pid)]
+    assert not [pid for pid in pids if command_of(pid)]
 
 
 def test_launcher_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
@@ -301,7 +294,7 @@ def test_launcher_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
         for pid in pids:
             wait_for_end(pid)
 
-    assert not [pid for pid in pids if is_alive(pid)]
+    assert not [pid for pid in pids if command_of(pid)]
 
 
 def test_keeper_that_is_killed_ends_its_node_and_the_run(tmp_path: Path) -> None:

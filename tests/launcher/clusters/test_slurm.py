@@ -61,12 +61,8 @@ def test_options_that_a_recipe_leaves_open_are_left_to_the_cluster() -> None:
         ("cluster.constraint", "a&b|c", 'constraint="a&b|c"'),
         ("cluster.exclude", "n[1-4],n7", 'exclude="n[1-4],n7"'),
         ("cluster.comment", 'say "it\'s" \\', 'comment="say \\"it\'s\\" \\\\"'),
-        ("cluster.requeue", False, "no-requeue"),
-        ("resources.num_cpus", 12, "cpus-per-task=12"),
-        ("resources.memory_gib", 12, "mem=12G"),
         ("cluster.extra_options", {"switches": "1"}, "switches=1"),
         ("cluster.extra_options", {"nice": "true"}, "nice"),
-        ("cluster.extra_options", {"spread-job": "true"}, "spread-job"),
     ],
 )
 def test_value_of_a_recipe_becomes_an_option(key: str, value: object, option: str) -> None:
@@ -293,10 +289,6 @@ def test_too_few_nodes_end_the_job_with_a_message(tmp_path: Path) -> None:
 
     assert done.returncode == 1
     assert "1 nodes (node-3) are too few; allowed: 2" in done.stderr
-
-
-def test_status_of_the_step_is_that_of_the_script(tmp_path: Path) -> None:
-    assert run_script(script(), tmp_path, "a,b", SRUN_STATUS="42").returncode == 42
 
 
 @pytest.mark.parametrize(

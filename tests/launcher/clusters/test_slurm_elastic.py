@@ -20,6 +20,7 @@ from tests.launcher.clusters.test_slurm import (
     script,
     srun_words,
 )
+from tests.launcher.clusters.test_slurm_limit import LIMITED
 
 ELASTIC = "llama/llama3_tiny_elastic"
 OWN = "17"
@@ -58,6 +59,8 @@ def run(
         "SLURM_JOB_NAME": "llama3-tiny-elastic",
         "STATE": "RUNNING",
         "RESTARTS": "0",
+        "REASON": "None",
+        "REFUSED": "0",
         "ADDED": "",
         "ADDED_NODES": "",
         **env,
@@ -245,15 +248,6 @@ def test_added_node_leaves_by_its_agent_alone(tmp_path: Path) -> None:
 
 def test_agent_of_an_added_node_is_not_asked_twice(tmp_path: Path) -> None:
     assert signalled(tmp_path, OWN, SLURM_JOB_ID="18") == []
-
-
-LIMITED = """\
-if [ "$1" = requeue ]; then echo "$2" >>requeued; exit; fi
-if [ "$1" = -o ]; then
-  printf 'JobId=%s JobState=RUNNING Restarts=0 Reason=None EndTime=%s Nodes=2 \\n' "$4" "$END"
-  exit
-fi
-"""
 
 
 @pytest.mark.parametrize(

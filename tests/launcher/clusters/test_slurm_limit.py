@@ -25,7 +25,8 @@ STORE = {
 LIMITED = """\
 if [ "$1" = requeue ]; then echo "$2" >>requeued; exit "$REFUSED"; fi
 if [ "$1" = -o ]; then
-  printf 'JobId=%s JobState=%s Reason=%s EndTime=%s Nodes=2 \\n' "$4" "$STATE" "$REASON" "$END"
+  printf 'JobId=%s JobState=%s Restarts=0 Reason=%s EndTime=%s Nodes=2 \\n' \\
+    "$4" "$STATE" "$REASON" "$END"
   exit
 fi
 """

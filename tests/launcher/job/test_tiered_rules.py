@@ -137,12 +137,6 @@ def test_library_of_aws_needs_its_cluster() -> None:
     assert changed("job", "aws", ".store=null")
 
 
-@pytest.mark.parametrize("group", ["ram", "ram_s3", "s3", "folder"])
-@pytest.mark.parametrize("cluster", ["local", "slurm", "job"])
-def test_each_kind_fits_a_small_job(cluster: str, group: str) -> None:
-    assert changed(cluster, group)
-
-
 def test_state_of_a_known_model_has_the_bytes_that_its_trainer_keeps() -> None:
     """70,553,706,496 parameters: in bfloat16 with a copy and two moments in 32 bits."""
     assert state_bytes(shipped_job(LARGE, "slurm")) == 70_553_706_496 * 14

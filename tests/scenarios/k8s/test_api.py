@@ -81,32 +81,15 @@ def test_server_tells_pods_of_which_job_they_are(kube_config: Path) -> None:
     found = [json.loads(answer) for answer in answers]
 
     labels = [each["spec"]["template"]["metadata"]["labels"] for each in found]
-    (container,) = found[0]["spec"]["template"]["spec"]["containers"]
-    fields = {
-        each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"]
-        for each in container["env"]
-        if "valueFrom" in each
-    }
-    assert fields["LAUNCHER_JOB_UID"] == "metadata.labels['controller-uid']"
     assert [each["controller-uid"] for each in labels] == [
         each["metadata"]["uid"] for each in found
     ]
     assert labels[0]["controller-uid"] != labels[1]["controller-uid"]
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "words"),
-    [
-        pytest.param("cleanPodPolicy", "Bogus", "Unsupported value", id="word"),
-        pytest.param("restartPolicy", {}, "evalPeriodSeconds", id="missing"),
-        pytest.param("suspend", "no", "must be of type boolean", id="type"),
-    ],
-)
-def test_server_refuses_what_the_definition_does(
-    kube_config: Path, path: str, value: object, words: str
-) -> None:
+def test_server_refuses_what_the_definition_does(kube_config: Path) -> None:
     document = documents(k8s_job("hyperpod"))["job"]
-    document["spec"]["runPolicy"][path] = value
+    document["spec"]["runPolicy"]["cleanPodPolicy"] = "Bogus"
 
     done = kubectl(
         kube_config, "create", "--dry-run=server", "--validate=false", "--filename=-",
@@ -114,7 +97,7 @@ def test_server_refuses_what_the_definition_does(
     )  # fmt: skip
 
     assert done.returncode == 1
-    assert words in done.stderr
+    assert "Unsupported value" in done.stderr
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from launcher.clusters.k8s.manifest import MANIFEST
+from launcher.clusters.k8s.objects import owner_of
 from launcher.clusters.k8s.values import JOB_LABEL
 from launcher.clusters.running.cluster import RunFolder, read_run_folder
 from launcher.clusters.running.kubernetes import KubernetesRuns
@@ -101,18 +102,11 @@ class KubernetesWorld(Asked):
 
     def _make_pods(self, run: RunFolder) -> None:
         """Do what HyperPod's operator does, which AWS alone has."""
+        job = json.loads(self.ask("get", run.job_id, "--output=json"))
+        owner = {**owner_of(job), "blockOwnerDeletion": True}
         for index in range(2):
-            metadata = {"name": f"{run.job.name}-{index}", "labels": {JOB_LABEL: run.job.name}}
-            uid, kind = run.submitted["uid"], "HyperPodPyTorchJob"
-            metadata["ownerReferences"] = [
-                {
-                    "apiVersion": "sagemaker.amazonaws.com/v1",
-                    "kind": kind,
-                    "name": run.job.name,
-                    "uid": uid,
-                    "blockOwnerDeletion": True,
-                }
-            ]
+            own = {"name": f"{run.job.name}-{index}", "labels": {JOB_LABEL: run.job.name}}
+            metadata = {**own, "ownerReferences": [owner]}
             spec = {"containers": [{"name": "node", "image": "image"}]}
             pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
             self.ask("create", "--filename=-", text=json.dumps(pod))

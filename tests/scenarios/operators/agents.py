@@ -53,14 +53,12 @@ def begin_aws(
     folder: Path, script: Script, node: int, port: int, more: Sequence[str] = ()
 ) -> Process:
     """Start AWS's agent; with `more` in the mode whose workers stay at a stop."""
-    limit_s = script.get("shutdown_s", SHUTDOWN_S)
     command = [
         *(str(AWS_PYTHON), str(WORKER.with_name("aws_main.py")), "--nnodes=1"),
         *(f"--nproc-per-node={RANKS}", "--server-host=127.0.0.1", f"--server-port={port}"),
         *("--server-log-level=warning", f"--log-dir={folder}/logs-{node}", "--redirects=3"),
         *(f"--rdzv-conf=resource_config_dir={folder}/places-{node}", "--shutdown-signal=SIGTERM"),
-        *([f"--shutdown-timeout={limit_s}"] if limit_s else []),
-        *(*more, str(WORKER)),
+        *(f"--shutdown-timeout={SHUTDOWN_S}", *more, str(WORKER)),
     ]
     # Its socket has to have a short path, wherever the folder is.
     own = {"TMPDIR": "/proc/self/cwd", **({"IN_PROCESS": "1"} if more else {})}

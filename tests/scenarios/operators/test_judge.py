@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.operators.agents import AWS_PYTHON, ROOT, begin_aws
+from tests.scenarios.operators.agents import AWS_PYTHON, ROOT
 from tests.scenarios.operators.judging import (
     DIFFERENCES,
     IN_PROCESS,
@@ -17,7 +17,6 @@ from tests.scenarios.operators.judging import (
     play,
     read_recording,
 )
-from tests.scenarios.operators.playing import Play
 
 needs_agent = pytest.mark.skipif(
     not AWS_PYTHON.exists(), reason=f"no {AWS_PYTHON}; scripts/install-aws-agent.sh makes it"
@@ -70,18 +69,3 @@ def test_aws_agent_differs_in_its_other_mode_as_recorded(name: str, tmp_path: Pa
     found = compare_modes(recorded, play(tmp_path, "aws in process", [name]))
 
     assert found == expected
-
-
-@needs_agent
-@pytest.mark.slow
-def test_workers_that_ignore_sigterm_are_gone_by_the_default_of_aws_agent(tmp_path: Path) -> None:
-    """torch has an option of the same name, whose default, none, would let them live on."""
-    script = {
-        "workers": [["ignore", "ignore"]],
-        "shutdown_s": None,
-        "steps": [["start", {}], "workers", ["stop", {}, "ready"]],
-    }
-
-    seen = Play(tmp_path, script, begin_aws).play()
-
-    assert (seen["stop"]["signals"], seen["stop"]["left"]) == ("SIGTERM SIGTERM", "0")

@@ -131,6 +131,14 @@ def test_nodes_come_and_leave_by_jobs_of_their_own(slurm: Slurm, pair: tuple[Pat
     assert not list(run_dir.glob("asked-n[1-3]"))
 
 
+def check_asked_at_once(run_dir: Path) -> None:
+    """Wait until all nodes are asked to end: before agents let one go that was asked alone."""
+    files = [run_dir / f"asked-n{number}" for number in (1, 2, 3)]
+    wait_until(lambda: all(each.exists() for each in files), "all are asked", 2 * WAIT_S)
+    times = [each.stat().st_mtime for each in files]
+    assert max(times) - min(times) < 3.0
+
+
 @pytest.mark.parametrize("how", ["cancel", slow("scancel"), slow("requeue")])
 def test_all_of_a_run_is_asked_to_end_at_once(
     slurm: Slurm, pair: tuple[Path, str], how: str
@@ -147,8 +155,7 @@ def test_all_of_a_run_is_asked_to_end_at_once(
             assert ask(run_dir, "cancel").status == 0
         else:
             slurm.ask(*{"scancel": ("scancel",), "requeue": ("scontrol", "requeue")}[how], job_id)
-        files = [run_dir / f"asked-n{number}" for number in (1, 2, 3)]
-        wait_until(lambda: all(each.exists() for each in files), "all are asked", WAIT_S)
+        check_asked_at_once(run_dir)
         is_own = {job_id} if how == "requeue" else set[str]()
         wait_until(
             lambda: set(slurm.ask("squeue", "--noheader", "--format=%i").split()) == is_own,
@@ -159,9 +166,6 @@ def test_all_of_a_run_is_asked_to_end_at_once(
 
     assert ", n3 by job " in waiting.out
     assert " waits: " in waiting.out
-    times = [each.stat().st_mtime for each in files]
-    # Before the agents let one go that was asked alone.
-    assert max(times) - min(times) < 3.0
 
 
 @pytest.mark.slow
@@ -176,12 +180,9 @@ def test_all_of_a_run_is_asked_at_once_before_the_time_limit_and_queued_again(
     # Without a saved step it would not be queued again.
     event = '{"step":5,"event":"checkpoint_saved"}'
     (run_dir / "events.jsonl").write_text(event + "\n")
-    files = [run_dir / f"asked-n{number}" for number in (1, 2, 3)]
-    wait_until(lambda: all(each.exists() for each in files), "all are asked", 2 * WAIT_S)
-    times = [each.stat().st_mtime for each in files]
+    check_asked_at_once(run_dir)
     wait_until(lambda: slurm.field(job_id, "Restarts") == "1", "it is queued again", WAIT_S)
 
-    assert max(times) - min(times) < 3.0
     assert "the time limit ended the job; it is queued again" in "".join(
         path.read_text() for path in run_dir.glob("*.log")
     )

@@ -162,15 +162,6 @@ def test_plain_job_that_recovers_starts_standby_nodes_and_failed_pods_again(
     assert spec["podReplacementPolicy"] == "Failed"
 
 
-def test_checkpointless_sets_the_restart_limits_of_hyperpod() -> None:
-    spec = documents(k8s_job("hyperpod", CHECKPOINTLESS))["job"]["spec"]
-
-    assert spec["runPolicy"]["restartPolicy"] == {
-        "evalPeriodSeconds": 60, "numRestartBeforeFullJobRestart": 9, "maxFullJobRestarts": 1,
-    }  # fmt: skip
-    assert spec["runPolicy"]["jobMaxRetryCount"] == 9
-
-
 @pytest.mark.parametrize(
     ("changes", "retries"),
     [

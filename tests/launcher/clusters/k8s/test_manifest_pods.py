@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from launcher.clusters.k8s.security import security_note
 from launcher.support import notes
 from tests.launcher.k8s_job import KINDS, LARGE, TINY, at, k8s_job, pod
-from tests.launcher.shipped import RECIPES, shipped_job
+from tests.launcher.shipped import shipped_job
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -66,26 +65,6 @@ def test_pod_of_root_with_efa_may_lock_memory(changes: dict[str, Any], expected:
     spec = pod(k8s_job("job", changes, LARGE))["spec"]
 
     assert at(spec, "containers 0 securityContext capabilities add") == expected
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_pods_of_shipped_recipes_have_the_rights_of_level_restricted(
-    recipe: str, kind: str
-) -> None:
-    job = shipped_job(recipe, kind)
-    spec = pod(job)["spec"]
-
-    assert spec["automountServiceAccountToken"] is False
-    assert at(spec, "securityContext runAsUser") == at(spec, "securityContext fsGroup") == 1000
-    assert at(spec, "securityContext runAsNonRoot") is True
-    assert at(spec, "securityContext seccompProfile type") == "RuntimeDefault"
-    for container in [*spec["containers"], *spec.get("initContainers", ())]:
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        }
-    assert security_note(job) is None
 
 
 def test_privileged_workers_have_a_daemon_without_rights() -> None:

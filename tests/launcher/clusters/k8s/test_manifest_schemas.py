@@ -13,7 +13,7 @@ from launcher.clusters.k8s.growth import growth_job
 from launcher.clusters.k8s.manifest import GROWTH
 from launcher.job import Job
 from tests.launcher.clusters.k8s.k8s_full import full_job
-from tests.launcher.k8s_job import KINDS, documents, pod, template_of
+from tests.launcher.k8s_job import KINDS, documents, template_of
 from tests.launcher.shipped import RECIPES, rendered, shipped_job, untiered_job
 
 # The oldest version of which the package has schemas, and a recent one.
@@ -56,12 +56,3 @@ def test_jobs_of_an_elastic_run_fit_the_schemas(make: Callable[..., Job]) -> Non
     for document in (base, first, second, growth_job(base, 3, "1-2", priority_class="low")):
         for version in (SIDECARS_FROM, VERSIONS[-1]):
             validate(document, version)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_schema_refuses_a_misspelt_field_of_a_pod(kind: str) -> None:
-    template = pod(full_job(kind))
-    template["spec"]["hostNetwrk"] = True
-
-    with pytest.raises(kubernetes_validate.ValidationError, match="hostNetwrk"):
-        validate({"apiVersion": "v1", "kind": "PodTemplate", "template": template}, VERSIONS[-1])

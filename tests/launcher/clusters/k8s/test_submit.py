@@ -381,10 +381,3 @@ def test_old_server_is_refused_before_anything_is_created(stand_in: Path) -> Non
 def test_a_user_that_could_not_read_the_token_is_refused() -> None:
     with pytest.raises(ValueError, match=r"run_as_user 1000 needs cluster\.security\.fs_group"):
         k8s_job("job", {"cluster.security.fs_group": None}, TIERED)
-
-
-def test_missing_kubectl_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    with pytest.raises(OutsideError, match="no program 'kubectl' on this machine's PATH"):
-        submit(tmp_path, k8s_job("job"))

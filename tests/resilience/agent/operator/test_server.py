@@ -100,11 +100,16 @@ def test_requests_that_are_none_are_answered_and_change_nothing(ready: Node) -> 
     assert ready.end() == 0
 
 
+def begin_guarded(node: Node, *options: str) -> None:
+    """Start the agent, which may not answer the test, and wait until it listens."""
+    words = ("--local-addr", "127.0.0.1", "--operator-port", str(node.port), *options)
+    node.run.start(node.name, *words)
+    wait_until(lambda: node.port in listening_ports(node.run.agents[node.name].pid))
+
+
 @pytest.mark.parametrize(("network", "status"), [("10.0.0.0/8", 403), ("127.0.0.0/31", 200)])
 def test_only_callers_of_the_networks_are_answered(node: Node, network: str, status: int) -> None:
-    words = ("--local-addr", "127.0.0.1", "--operator-port", str(node.port))
-    node.run.start(node.name, *words, "--operator-from", network)
-    wait_until(lambda: node.port in listening_ports(node.run.agents[node.name].pid))
+    begin_guarded(node, "--operator-from", network)
 
     assert call(node.port, "/status")[0] == status
     assert call(node.port, "/shutdown", {})[0] == status
@@ -114,9 +119,7 @@ def test_only_callers_of_the_networks_are_answered(node: Node, network: str, sta
 
 def test_commands_bring_the_token_where_there_is_one(node: Node, tmp_path: Path) -> None:
     file = write_token(tmp_path / "token")
-    words = ("--local-addr", "127.0.0.1", "--operator-port", str(node.port))
-    node.run.start(node.name, *words, "--operator-token-file", str(file))
-    wait_until(lambda: node.port in listening_ports(node.run.agents[node.name].pid))
+    begin_guarded(node, "--operator-token-file", str(file))
 
     assert call(node.port, "/shutdown", {})[0] == 401
     assert call(node.port, "/shutdown", {}, Authorization="Bearer no")[0] == 401
