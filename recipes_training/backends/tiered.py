@@ -31,7 +31,7 @@ from resilience.node_config import BranchPoint
 from resilience.run_record import BRANCH_VARIABLE, GOES_ON_VARIABLE, RUN_VARIABLE
 from resilience.settings import TieredSettings
 from resilience.tiered.client import TieredClient
-from resilience.tiered.errors import TieredError
+from resilience.tiered.errors import LostError, TieredError
 from resilience.tiered.loader import Loaded
 from resilience.tiered.memoryd.local import SOCKET_NAME
 from resilience.tiered.packing import place_tensors
@@ -47,6 +47,8 @@ HISTORY = "history"
 """In the progress: what is added to generations, so that no two starts share a number."""
 
 _STORED_PAUSE_S = 0.1
+DAEMON_START_S = 20.0
+"""How long the last save waits for a daemon that its agent starts again."""
 COMMIT_TIMEOUT_S = 20.0
 """How long a run that ends waits for its last commit."""
 
@@ -181,6 +183,7 @@ class TieredCheckpoints(CadencedCheckpoints):
         """
         self._settle()
         if self._is_new:
+            self._client.await_daemon(DAEMON_START_S)
             self._start(step)
             try:
                 with self._subject.group.meet(f"tiers/finish/{step}", FINISH_TIMEOUT):
@@ -206,6 +209,18 @@ class TieredCheckpoints(CadencedCheckpoints):
         So it is the same shard, byte for byte, whoever else has saved that one.
         """
         self.abandon()
+        for is_last in (False, True):
+            self._client.await_daemon(DAEMON_START_S, check)
+            try:
+                self._save_part(step, check)
+                break
+            except (TieredError, RuntimeError) as error:
+                # A daemon that has ended meanwhile is started again.
+                if is_last or not isinstance(error, LostError):
+                    raise CheckpointError(f"no checkpoint of step {step}: {error}") from error
+        return True
+
+    def _save_part(self, step: int, check: Callable[[], None]) -> None:
         saving = None
         try:
             saving = self._saver.start(
@@ -219,12 +234,9 @@ class TieredCheckpoints(CadencedCheckpoints):
             saving.wait(0.0)
             if self._store_tier:
                 self._client.flush(step=step, generation=self._generation)
-        except (TieredError, RuntimeError) as error:
-            raise CheckpointError(f"no checkpoint of step {step}: {error}") from error
         finally:
             if saving is not None:
                 saving.abandon()
-        return True
 
     @property
     def _generation(self) -> int:

@@ -53,6 +53,8 @@ class Ending:
         self._why = ASKED
         self.stop_status: int | None = None
         """Exit status once somebody has asked the agent to end."""
+        self._lost_places: set[int] = set()
+        """Local ranks whose processes have ended since then, and without the others."""
         self._limit_s = float("inf")
 
     def ask(self, status: int, deadline_s: float, why: str = ASKED) -> None:
@@ -77,7 +79,8 @@ class Ending:
         """End the run, or leave it where this node is no part of it."""
         is_orderly, text = not text, text or self._why
         status = self.stop_status or 128 + signal.SIGTERM
-        self._part.finish(status, text)
+        for local_rank in self._lost_places or (0,):
+            self._part.finish(status, text, local_rank)
         if self.end is None and not (self._part.is_member and is_orderly):
             self.finish(End(status=status, reason=text))
 
@@ -112,7 +115,7 @@ class Ending:
             if self.end is None:
                 self.finish_as_asked("workers did not stop in the grace period")
             self._kill_all()
-        elif self.end is None and self.stop_status and not self._has_work():
+        elif self.end is None and self.stop_status and (self._lost_places or not self._has_work()):
             # Told until it is heard: the coordinator may be another one by now.
             self.finish_as_asked()
 
@@ -183,7 +186,13 @@ class Ending:
         """
         if not self._crew.owns(worker):
             return
-        self._crew.ranks[worker.local_rank or 0] = None
+        local_rank = worker.local_rank or 0
+        self._crew.ranks[local_rank] = None
+        if self._part.is_member and worker.is_attached and not worker.is_finished:
+            # The others cannot end after a common step. They stop, and save what they hold.
+            rank = self._part.rank(local_rank)
+            self._part.fail(rank, "died", f"rank {rank} {worker.describe_end()} before the others")
+            self._lost_places.add(local_rank)
         others = [each for each in self._crew.ranks.values() if each is not None]
         if others and not any(each.is_attached for each in others) and not worker.is_attached:
             return

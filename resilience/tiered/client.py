@@ -236,6 +236,20 @@ class TieredClient(AbstractContextManager["TieredClient"]):
         """Return what the daemon says of itself: node, budget, and what it holds of whom."""
         return self._request({"op": "status"}, timeout_s)
 
+    def await_daemon(self, timeout_s: float, check: Check | None = None) -> None:
+        """Return once the daemon answers, which may be starting again, or after the time."""
+        end_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                self._request({"op": "status"}, timeout_s, check)
+            except LostError:
+                if time.monotonic() >= end_s:
+                    return
+            else:
+                return
+            # A socket at which nothing listens tells nothing.
+            time.sleep(_CHECK_S)
+
     def _ask_on(
         self, link: _Link, request: Mapping[str, Any], timeout_s: float, check: Check | None = None
     ) -> dict[str, Any]:

@@ -410,7 +410,9 @@ class _Evidence:
     def renew(self, before: State, state: State, now_s: float) -> None:
         """Have the folder know what a newcomer has to, some time after the fact."""
         # An agent that gives up waiting for others knows nothing of their run.
-        is_over = state.stage == Stage.ENDED and before.stage == Stage.RUNNING
+        # Of one that was stopped, too, unless others may go on that are not here.
+        is_asked = bool(state.finished) and None not in state.nodes
+        is_over = state.stage == Stage.ENDED and (before.stage == Stage.RUNNING or is_asked)
         has_come = state.starts is not before.starts and state.starts != before.starts
         told, told_before = ((each.opened, each.known, each.gone) for each in (state, before))
         is_due = has_come or told != told_before or now_s - self._renewed_s >= RENEWAL_S

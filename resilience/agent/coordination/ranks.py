@@ -127,18 +127,32 @@ def note_stopped(state: State, node: str, stopped: Stopped, now_s: float) -> Dec
 def _end_with(state: State, finished: Finished, now_s: float) -> Decision:
     """End the run as one rank has asked; what others hold is saved where somebody stops the run.
 
-    Its agent asks until the run ends.
+    Its agent asks until the run ends. A generation that opens meanwhile lacks the rank, and breaks.
     """
-    actions: list[Action] = []
-    is_stopped = finished.status > _SIGNALED and state.stage == Stage.STOPPING
-    if is_stopped and state.side_save is None:
-        state, actions = begin_save(state, now_s)
-    if is_stopped and is_saving(state):
-        return state, actions
+    is_stopped, actions = finished.status > _SIGNALED, list[Action]()
+    is_opening = state.stage == Stage.AGREEING or finished.generation < state.generation
+    if is_stopped and is_opening and state.stage != Stage.GATHERING:
+        return state, []
+    if is_stopped := is_stopped and state.stage == Stage.STOPPING:
+        state = replace(state, finished={**state.finished, finished.rank: finished})
+        if _awaits_reports(state, now_s):
+            return state, []
+        if state.side_save is None:
+            state, actions = begin_save(state, now_s)
+        if is_saving(state):
+            return state, actions
     save = state.side_save if is_stopped else None
     words = counters.say_where(state) if save and save.saved else say_problem(state)
     reason = f"rank {finished.rank}: {finished.text}{words}"
     return after(actions, end_run(state, finished.status, reason))
+
+
+def _awaits_reports(state: State, now_s: float) -> bool:
+    """Return whether ranks have still to say what they hold, beside those whose end is told."""
+    told = {*state.reports, *state.finished}
+    here = [place for place, node in enumerate(state.nodes) if node is not None]
+    is_late = now_s - state.since_s >= state.options.stop_deadline_s
+    return not is_late and any({*state.members.ranks_of(place)} - told for place in here)
 
 
 def note_finished(state: State, node: str, finished: Finished, now_s: float) -> Decision:

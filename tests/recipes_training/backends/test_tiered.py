@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -156,6 +157,28 @@ def test_part_that_a_worker_saves_alone_is_visible(
     assert saves.save_part(5, go_on)
 
     assert [each.step for each in whole_steps(client)] == [5]
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_last_state_waits_for_a_daemon_that_is_started_again(
+    tmp_path: Path, is_alone: bool
+) -> None:
+    with Daemon(folder=tmp_path / "arena").start() as daemon:
+        client = daemon.client()
+        saves = make_saves(tmp_path, client)
+        bind(saves)
+        saves.begin_run(0)
+        daemon.kill()
+        again = Thread(target=daemon.start)
+        again.start()
+
+        if is_alone:
+            saves.save_part(5, go_on)
+        else:
+            saves.finish(5)
+
+        again.join()
+        assert [each.step for each in whole_steps(client)] == [5]
 
 
 def test_part_is_given_up_where_something_else_is_to_be_done(

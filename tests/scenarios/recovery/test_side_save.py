@@ -150,3 +150,26 @@ def test_run_that_lacks_a_node_saves_its_state_and_says_where(tmp_path, undistur
     assert outcome.statuses == [0, 0], run.log()
     assert {each.step for each in outcome.named("recovery_fallback")} == {15}
     check_same_bits(outcome, undisturbed(trainer, max_steps=NUM_STEPS))
+
+
+@pytest.mark.slow
+def test_rank_that_dies_while_the_run_is_stopped_costs_no_step(tmp_path, undisturbed):
+    job, names = make_slow_job(num_nodes=2), ("n0", "n1")
+    with start_nodes(tmp_path / "nodes", names) as nodes:
+        with start(tmp_path, nodes, job, names) as run:
+            begun = run.wait_for(lambda each: each.event == "worker_started" and each.rank == 3)
+            run.wait_for_step(14)
+            for agent in run.agents.values():
+                agent.terminate()
+            os.kill(begun.fields["pid"], signal.SIGKILL)
+            stopped = finish(run)
+        last = run.log()
+
+        with start(tmp_path, nodes, job, names) as run:
+            outcome = finish(run)
+
+    assert stopped.statuses == [143, 143], last
+    assert f"newest state known to be saved is that of step 15 in {PLACE}" in last
+    assert outcome.statuses == [0, 0], run.log()
+    assert {each.step for each in outcome.named("recovery_fallback")} == {15}
+    check_same_bits(outcome, undisturbed("ddp", max_steps=NUM_STEPS))

@@ -375,18 +375,25 @@ def test_stopped_ranks_end_the_run_after_the_stop_deadline() -> None:
     assert ends(late)[0].status == 143
 
 
+@pytest.mark.parametrize("status", [1, 143])
 @pytest.mark.parametrize("stage", ["running", "stopping", "older-generation"])
-def test_last_word_of_a_member_ends_the_run_in_any_stage(stage: str) -> None:
-    state = running()
+def test_last_word_of_a_member_ends_the_run_in_any_stage(stage: str, status: int) -> None:
+    state, word = running(), "fatal" if status == 1 else "asked to end"
     if stage != "running":
         state, _ = play(state, failed("n0", 0))
     if stage == "older-generation":
         state, _ = play(state, *all_stopped())
 
-    state, actions = play(state, finished("n1", 2, 0, 143, "asked to end"))
+    state, actions = play(state, finished("n1", 2, 0, status, word))
+    if status == 143 and stage != "running":
+        # What ranks hold is to be saved first: it asks again.
+        assert ends(actions) == []
+        generation = state.generation
+        again = finished("n1", 2, generation, status, word)
+        state, actions = play(state, again, now_s=15.0)
 
     assert state.stage == Stage.ENDED
-    assert ends(actions) == [End(status=143, reason="rank 2: asked to end")] * 2
+    assert ends(actions) == [End(status=status, reason=f"rank 2: {word}")] * 2
 
 
 def test_nothing_happens_after_the_end() -> None:

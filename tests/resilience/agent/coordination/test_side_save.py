@@ -48,6 +48,7 @@ THREE_NODES = Options(
     num_nodes=3, num_local_ranks=2, partition_patience_s=100.0, last_save_deadline_s=30.0
 )
 TELLS: dict[str, Any] = {"saved": 4, "place": "/run/state"}
+ASKED: dict[str, Any] = {"status": 143, "text": "asked to end"}
 
 
 def shut_out(*, rest: dict[str, Any] = TELLS, steps: tuple[int, int] = (5, 5)) -> State:
@@ -205,18 +206,48 @@ def test_run_that_lacks_a_node_saves_before_it_ends() -> None:
 
 
 def test_run_that_is_stopped_while_it_lacks_a_node_saves_before_it_ends() -> None:
-    reports, asked = places(1, 2, generation=4, rest=TELLS), {"status": 143, "text": "asked to end"}
+    reports = places(1, 2, generation=4, rest=TELLS)
     state, _ = play(follow(), join("n1", 4, THREE), join("n2", 4, THREE), *reports)
 
-    state, actions = play(state, finished("n2", 4, 4, **asked))
+    state, actions = play(state, finished("n2", 4, 4, **ASKED))
     (order,) = orders(actions)
-    state, actions = play(state, finished("n2", 4, 4, **asked))
+    state, actions = play(state, finished("n2", 4, 4, **ASKED))
     assert actions == [], "it asks until the run ends"
     state, _ = play(state, saved(order, "n1", part="the tiers"))
-    _, actions = play(state, finished("n2", 4, 4, **asked))
+    _, actions = play(state, finished("n2", 4, 4, **ASKED))
 
     assert reason(actions, 143).startswith("rank 4: asked to end")
     assert reason(actions, 143).endswith("that of step 5 in the tiers")
+
+
+def test_run_that_is_stopped_as_a_rank_ends_early_saves_what_the_others_hold() -> None:
+    """A spare's process that has just got the rank obeys the signal at once."""
+    state, early = running(), (failed("n1", 3, reason="died"), finished("n1", 3, **ASKED))
+    others = [stopped(f"n{rank // 2}", rank, 0, 5, TELLS) for rank in range(3)]
+
+    state, actions = play(state, *early, *others)
+    assert ends(actions) == orders(actions) == []
+    state, actions = play(state, finished("n1", 3, **ASKED))
+    (order,) = orders(actions)
+    # Another rank of the node follows it, and its word is heard as well.
+    state, _ = play(state, failed("n1", 2, reason="died"), finished("n1", 2, **ASKED))
+    state, _ = play(state, saved(order, "n0", part="the tiers"))
+    _, actions = play(state, finished("n1", 3, **ASKED))
+
+    assert (order.rank, order.step) == (0, 5)
+    assert reason(actions, 143) == (
+        "rank 3: asked to end; the newest state known to be saved is that of step 5 in the tiers"
+    )
+
+
+def test_rank_that_says_nothing_holds_up_a_stop_for_the_stop_deadline() -> None:
+    state, _ = play(running(), failed("n1", 3, reason="died"), stopped("n0", 0, rest=TELLS))
+
+    state, early = play(state, finished("n1", 3, **ASKED), now_s=14.9)
+    _, late = play(state, finished("n1", 3, **ASKED), now_s=15.0)
+
+    assert orders(early) == ends(early) == []
+    assert [each.rank for each in orders(late)] == [0]
 
 
 def test_half_whose_folder_does_not_answer_waits_as_long_as_others_may_go_on() -> None:
