@@ -44,7 +44,9 @@ class RecoveringAgent(Agent):
         elif problem:
             self._part.finish(worker.status or 1, problem, local_rank)
         elif not worker.is_condemned:
-            self._part.fail(rank, worker.end_reason, f"rank {rank} {worker.describe_end()}")
+            # One that was killed had no last words about it.
+            how = worker.describe_end("" if worker.status and worker.status > 0 else None)
+            self._part.fail(rank, worker.end_reason, f"rank {rank} {how}")
         self._replace_missing()
 
     def _give_up_start(self, worker: Worker, text: str) -> None:
