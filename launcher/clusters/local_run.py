@@ -323,6 +323,8 @@ class _Watch:
     num_restarts: int = 0
     """Number of times that killed nodes were started again."""
     deadline_s: float = float("inf")
+    is_asked: bool = False
+    """Somebody has asked for the run's end, which may have begun by itself before."""
 
     def run(self) -> Outcome:
         """Return how the run ended, once no node runs or none can be waited for any more."""
@@ -360,10 +362,13 @@ class _Watch:
                     self.leaving -= happened.ended.keys()
                     if is_due and self.is_scaled:
                         self._scale()
-            elif happened.signals:
+            elif happened.signals and self.is_asked:
                 self.nodes.kill()
+            elif happened.signals:
+                self.shown.say("the run is ending already; one more request kills its nodes")
             elif happened.is_late:
                 break
+            self.is_asked = self.is_asked or bool(happened.signals)
         if self.unstored and not outcome:
             names = ", ".join(sorted(self.unstored))
             reason = f"the run has finished, but not all of it is in the store (told by {names})"

@@ -74,6 +74,10 @@ def print_logs(arguments: Sequence[str], start: Path) -> int:
     _print_failure(sight, lines)
     _print_lines(lines)
     if not options.follows:
+        if not lines:
+            standing = sight.standing
+            words = ": ".join(filter(None, (standing.phase.value, standing.why)))
+            sys.stderr.write(f"{run.job.name} has no lines to show; it is {words}\n")
         return 0
     asked_s = time.monotonic()
     if sight.standing.phase is Phase.UNREACHABLE:

@@ -56,10 +56,10 @@ def sight_of(run: RunFolder, cluster: Cluster, said: JobStatus) -> Sight:
     nodes = dict.fromkeys(event.node for event in events if event.node != LAUNCHER_NODE)
     state = reduce(next_state, events, start_state(run.job, tuple(nodes)))
     now = time.time()
-    standing = decide_standing(said, state, read_request(run), now)
+    is_cut = path.name == EVENTS_COPY and state.phase != PHASES[-1]
+    standing = decide_standing(said, state, read_request(run), now, is_cut=is_cut)
     left_out = reader.left_out(is_over=standing.phase.has_ended)
-    is_cut = path.name == EVENTS_COPY and standing.phase.has_ended and state.phase != PHASES[-1]
-    if is_cut and events:
+    if is_cut and standing.phase.has_ended and events:
         left_out.append("later events, since no pod runs that has them")
     return Sight(
         run=run,

@@ -75,13 +75,19 @@ class Standing:
 
 
 def decide_standing(
-    said: JobStatus, seen: RunState, asked: CancelRequest | None, now: float
+    said: JobStatus,
+    seen: RunState,
+    asked: CancelRequest | None,
+    now: float,
+    *,
+    is_cut: bool = False,
 ) -> Standing:
     """Return how a run stands at `now`, in unix seconds.
 
     `said` is the cluster's word, `seen` what the events amount to, `asked` the last request to end
     this start of the run. A cluster that knows of the job is believed; where it has forgotten the
-    job, or gives no answer, the events tell of an end, if there was one.
+    job, or gives no answer, the events tell of an end, if there was one. With `is_cut` they may
+    lack the last of them, and so a checkpoint that was saved at the end.
     """
     phase, why = said.phase, said.why
     if phase in (Phase.FORGOTTEN, Phase.UNREACHABLE) and (ended := _end_by_events(said, seen)):
@@ -99,7 +105,8 @@ def decide_standing(
         why, told = "; ".join(filter(None, (why, error))), ""
     else:
         told = ""
-    unkept = seen.unkept if phase in (Phase.CANCELLED, Phase.FAILED) else ""
+    has_ended = phase in (Phase.CANCELLED, Phase.FAILED)
+    unkept = seen.unkept if has_ended and not is_cut else ""
     parts = dict.fromkeys(filter(None, (told, why, "" if unkept in why else unkept)))
     return Standing(phase=phase, why="; ".join(parts), place=said.place, error=error)
 

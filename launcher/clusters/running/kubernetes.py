@@ -43,7 +43,7 @@ from launcher.clusters.running.requests import forget_size, write_size
 from launcher.clusters.submission import Submission
 from launcher.clusters.token import token_secret_name
 from launcher.errors import OutsideError, RecipeError
-from launcher.job.cluster_rules import growth_name
+from launcher.job.cluster_rules import growth_name, num_base_pods
 from launcher.monitor.logs import plain
 from launcher.monitor.standing import JobStatus, Phase
 from launcher.rundir import EVENTS_FILE, SUBMITTED_FILE
@@ -93,12 +93,16 @@ class KubernetesRuns:
         try:
             kubectl = _kubectl(run)
             job = kubectl.ask("get", run.job_id, "--ignore-not-found", "--output=json")
-            pods = kubectl.ask("get", "pods", _selector(run), "--output=json") if job else ""
+            pods = kubectl.ask("get", "pods", _selector(run), "--output=json")
             uid, now = str(run.submitted.get("uid", "")), time.time()
             lost = [name for name in overdue_nodes(pods, now) if self._is_lost(run, name)]
-            is_asked = job and (pods_that_wait(pods, now) or not objects.read_found(pods))
+            wanted = num_base_pods(run.job, run.job.k8s)
+            lacks_pods = len(objects.read_found(pods)) < wanted
+            is_asked = job and (lacks_pods or pods_that_wait(pods, now))
             warned = self._find_warnings(run) if is_asked else []
-            return read_objects(job, pods, uid, lost_nodes=lost, warned=warned, now=now)
+            return read_objects(
+                job, pods, uid, lost_nodes=lost, warned=warned, num_pods=wanted, now=now
+            )
         except OutsideError as error:
             return JobStatus(phase=Phase.UNREACHABLE, why=str(error))
 

@@ -35,24 +35,27 @@ def read_objects(
     *,
     lost_nodes: Collection[str] = (),
     warned: Sequence[Mapping[str, Any]] = (),
+    num_pods: int = 1,
     now: float = 0.0,
 ) -> JobStatus:
     """Return what a job and its pods say of a run at `now`, in unix seconds.
 
     An empty text is a job that is not there; `lost_nodes` are those that the cluster does not hear,
-    and `warned` its warnings.
+    `warned` its warnings, and `num_pods` how many the job makes.
     Raises OutsideError where a text is no JSON.
     """
-    job = next(iter(read_found(job_text)), None)
+    job, pods = next(iter(read_found(job_text)), None), _newest_pods(read_found(pods_text))
+    place = ",".join(sorted({name for pod in pods if (name := pod["spec"].get("nodeName"))}))
+    if job is None and any(map(_is_going, pods)):
+        why = "it is deleted, and its pods are ending"
+        return JobStatus(phase=Phase.RUNNING, why=why, place=place)
     if job is None:
         return JobStatus(phase=Phase.FORGOTTEN, why="the cluster has no such job any more")
     metadata = job.get("metadata", {})
     if uid and metadata.get("uid") != uid:
         why = "the cluster has a job of this name that was created later"
         return JobStatus(phase=Phase.FORGOTTEN, why=why)
-    pods = _newest_pods(read_found(pods_text))
     dead = [_dead_words(pod, lost_nodes, now) for pod in pods]
-    place = ",".join(sorted({name for pod in pods if (name := pod["spec"].get("nodeName"))}))
     if metadata.get("deletionTimestamp"):
         why = _join(["it is being deleted", *dead])
         return JobStatus(phase=Phase.RUNNING, why=why, place=place)
@@ -70,11 +73,14 @@ def read_objects(
     due = [_next_pod_words(pod, now) for pod in pods]
     why = _join([*dead, ended, *map(_exit_words, pods), *due, *map(_waiting_words, pods)])
     why = _join([why, warning_words(pods_that_wait(pods_text, now), warned)])
+    if pods and len(pods) < num_pods and (refusal := _refusal_words(job, warned)):
+        why = _join([why, f"{len(pods)} of {num_pods} pods are made; {refusal}"])
     if "Running" in phases or phases == {"Succeeded"}:
         return JobStatus(phase=Phase.RUNNING, why=why, place=place)
     if "Suspended" in conditions:
         return JobStatus(phase=Phase.QUEUED, why="it is suspended, as by a queue")
-    why = why or ("its pods have not started" if pods else _no_pod_words(job, warned))
+    none = _join(["no pod has been made yet", _refusal_words(job, warned)])
+    why = why or ("its pods have not started" if pods else none)
     return JobStatus(phase=Phase.QUEUED, why=why, place=place)
 
 
@@ -114,8 +120,8 @@ def warning_words(pods: Sequence[Pod], events: Sequence[Mapping[str, Any]]) -> s
     return f"{len(pods)} pods do not begin, of {last['involvedObject']['name']}: {_words(last)}"
 
 
-def _no_pod_words(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
-    """Say that a job has no pod, and why by the cluster's newest warning about it.
+def _refusal_words(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
+    """Return why a job lacks a pod, by the cluster's newest warning about it.
 
     A TrainJob's pods are those of a Job that JobSet makes.
     """
@@ -125,17 +131,20 @@ def _no_pod_words(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -
     since = metadata.get("creationTimestamp", "")
     failed = (each for each in events if each["reason"] == "FailedCreate")
     told = [e for e in failed if e["involvedObject"]["name"] in names and _time_of(e) >= since]
-    return _join(["no pod has been made yet", _words(max(told, key=_time_of, default={}))])
+    return _words(max(told, key=_time_of, default={}))
 
 
 def _time_of(event: Mapping[str, Any]) -> str:
     return str(event.get("lastTimestamp") or event.get("eventTime"))
 
 
+def _is_going(pod: Pod) -> bool:
+    is_asked, is_placed = "deletionTimestamp" in pod["metadata"], bool(pod["spec"].get("nodeName"))
+    return is_asked and is_placed and _phase(pod) not in _ENDED
+
+
 def _is_overdue(pod: Pod, now: float) -> bool:
-    at, is_placed = pod["metadata"].get("deletionTimestamp"), bool(pod["spec"].get("nodeName"))
-    is_going = bool(at) and is_placed and _phase(pod) not in _ENDED
-    return is_going and now - unix_s(at) > _OVERDUE_S
+    return _is_going(pod) and now - unix_s(pod["metadata"]["deletionTimestamp"]) > _OVERDUE_S
 
 
 def _dead_words(pod: Pod, lost_nodes: Collection[str], now: float) -> str:
@@ -169,9 +178,14 @@ def _waiting_words(pod: Pod) -> str:
 
 
 def _last_line(state: Mapping[str, Any]) -> str:
-    """Return the last line that a container printed before it ended, if its node knows it."""
+    """Return the last line that a container printed before it ended, if its node knows it.
+
+    Of one that was killed for its memory, which prints none, that it was.
+    """
     ended = state.get("terminated") or state["of"].get("lastState", {}).get("terminated") or {}
     message = (ended.get("message") or "").strip()
+    if not message and ended.get("reason") == "OOMKilled" and not state.get("terminated"):
+        message = "killed for taking more memory than its limit (OOMKilled)"
     return f"{state['of']['name']}: {plain(message.splitlines()[-1])}" if message else ""
 
 

@@ -411,7 +411,8 @@ class _Evidence:
         """Have the folder know what a newcomer has to, some time after the fact."""
         # An agent that gives up waiting for others knows nothing of their run.
         # Of one that was stopped, too, unless others may go on that are not here.
-        is_asked = bool(state.finished) and None not in state.nodes
+        heard = {*state.reports, *state.finished}
+        is_asked = bool(state.finished) and len(heard) == state.members.world_size
         is_over = state.stage == Stage.ENDED and (before.stage == Stage.RUNNING or is_asked)
         has_come = state.starts is not before.starts and state.starts != before.starts
         told, told_before = ((each.opened, each.known, each.gone) for each in (state, before))

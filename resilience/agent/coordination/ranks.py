@@ -8,7 +8,12 @@ from resilience.agent.coordination import counters
 from resilience.agent.coordination.events import Action, Note, Send
 from resilience.agent.coordination.membership import REPORTS_WAIT, Decision, Stage, State, after
 from resilience.agent.coordination.opening import advance, end_run
-from resilience.agent.coordination.side_save import begin_save, is_saving, say_problem
+from resilience.agent.coordination.side_save import (
+    begin_save,
+    holds_whole,
+    is_saving,
+    say_problem,
+)
 from resilience.agent.coordination.size import find_passed
 from resilience.comm.messages import PLANNED, Break, Failed, Finished, ReplaceRank, Stopped
 from resilience.state.report import Phase, Report
@@ -141,18 +146,19 @@ def _end_with(state: State, finished: Finished, now_s: float) -> Decision:
             state, actions = begin_save(state, now_s)
         if is_saving(state):
             return state, actions
-    save = state.side_save if is_stopped else None
-    words = counters.say_where(state) if save and save.saved else say_problem(state)
+    words = say_problem(state) + (counters.say_where(state) if is_stopped else "")
     reason = f"rank {finished.rank}: {finished.text}{words}"
     return after(actions, end_run(state, finished.status, reason))
 
 
 def _awaits_reports(state: State, now_s: float) -> bool:
-    """Return whether ranks have still to say what they hold, beside those whose end is told."""
+    """Return whether a state may become whole by ranks that have not said yet what they hold."""
     told = {*state.reports, *state.finished}
     here = [place for place, node in enumerate(state.nodes) if node is not None]
     is_late = now_s - state.since_s >= state.options.stop_deadline_s
-    return not is_late and any({*state.members.ranks_of(place)} - told for place in here)
+    is_settled = state.reports and (holds_whole(state) or not counters.can_save(state))
+    is_missing = any({*state.members.ranks_of(place)} - told for place in here)
+    return is_missing and not (is_late or is_settled)
 
 
 def note_finished(state: State, node: str, finished: Finished, now_s: float) -> Decision:

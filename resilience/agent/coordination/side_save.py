@@ -28,7 +28,7 @@ def begin_save(state: State, now_s: float) -> Decision:
     if not holders:
         # No rank has a state, or their program saves none.
         return replace(state, side_save=empty), []
-    whole = [each for each in holders if not _find_missing(state, holders[each])]
+    whole = _find_whole(state, holders)
     if not whole:
         newest = max(holders)
         missing = ", ".join(each or "0" for each in _find_missing(state, holders[newest]))
@@ -57,6 +57,15 @@ def begin_save(state: State, now_s: float) -> Decision:
     return replace(
         state, side_save=SideSave(since_s=now_s, step=step, name=name, asked=asked)
     ), actions
+
+
+def holds_whole(state: State) -> bool:
+    """Return whether ranks that have reported hold all shards of a state."""
+    return bool(_find_whole(state, _find_holders(state)))
+
+
+def _find_whole(state: State, holders: dict[_Version, dict[str, int]]) -> list[_Version]:
+    return [each for each in holders if not _find_missing(state, holders[each])]
 
 
 def _find_holders(state: State) -> dict[_Version, dict[str, int]]:

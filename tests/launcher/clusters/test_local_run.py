@@ -52,7 +52,8 @@ def running(
 ) -> Iterator[tuple[subprocess.Popen[str], set[int]]]:
     """Start a launcher; yields it and all its processes once a node has written to `up`."""
     folder.mkdir()
-    os.mkfifo(folder / "up")
+    for name in ("up", "go", "may"):
+        os.mkfifo(folder / name)
     write_run(folder, *scripts)
     launcher = subprocess.Popen(
         [sys.executable, "-c", RUN, str(folder), str(grace_s)], stdout=subprocess.PIPE, text=True
@@ -285,6 +286,22 @@ def test_second_interrupt_does_not_wait_for_the_grace_period(tmp_path: Path) -> 
 
     assert launcher.returncode == 130
     assert not [pid for pid in pids if command_of(pid)]
+
+
+def test_first_interrupt_of_a_run_that_ends_by_itself_lets_its_nodes_save(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    saves = "trap 'read < may; echo saved > saved; exit 0' TERM; echo > up; sleep 1000000 & wait"
+    with running(folder, saves, "read < go; exit 3", grace_s=1e6) as (launcher, _):
+        assert launcher.stdout is not None
+        (folder / "go").write_text("\n")
+        assert any("ending the run" in line for line in launcher.stdout)
+        launcher.send_signal(signal.SIGINT)
+        assert any("the run is ending already" in line for line in launcher.stdout)
+        (folder / "may").write_text("\n")
+        launcher.communicate(timeout=TIMEOUT_S)
+
+    assert launcher.returncode == 3
+    assert (folder / "saved").read_text() == "saved\n"
 
 
 def test_launcher_that_is_killed_leaves_no_process(tmp_path: Path) -> None:

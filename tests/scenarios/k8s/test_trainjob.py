@@ -13,7 +13,7 @@ import pytest
 from tests.launcher.command import launch
 from tests.scenarios.k8s.conftest import wait_until
 from tests.scenarios.k8s.test_pods import NAMESPACE, RUN_S, Pods, check_whole
-from tests.scenarios.recovery.runs import FaultOutcome
+from tests.scenarios.recovery.runs import FaultOutcome, check_no_step_lost
 
 QUEUES = f"""
 apiVersion: kueue.x-k8s.io/v1beta2
@@ -51,6 +51,9 @@ class TrainJobs(Pods):
 
     def wait_for_step(self, run: str, step: int) -> None:
         wait_until(lambda: any(each >= step for each in self.steps(run)), limit_s=RUN_S)
+
+    def wait_for_pods(self, run: str, num_pods: int) -> None:
+        wait_until(lambda: len(self.names(run)) == num_pods, limit_s=RUN_S)
 
     def stop_queue(self, policy: str) -> None:
         change = json.dumps({"spec": {"stopPolicy": policy}})
@@ -134,9 +137,13 @@ def test_an_elastic_trainjob_changes_its_size_and_keeps_its_bits(runs: TrainJobs
     runs.wait_for_step("sized", 10)
     for num_nodes in (3, 1, 2):
         runs.told("scale", "runs/sized", f"nodes={num_nodes}", "--wait")
-        assert len(runs.names("sized")) == num_nodes
-    outcome = check_whole(runs, "sized", undisturbed)
+        runs.wait_for_pods("sized", num_nodes)
+    outcome = runs.wait_for_end("sized")
 
+    check_no_step_lost(outcome.events)
+    assert outcome.bits() == undisturbed.bits()
+    assert outcome.digests() == undisturbed.digests()
+    assert outcome.weights() == undisturbed.weights()
     opened = [each.fields["world_size"] for each in outcome.named("generation_opened")]
     assert opened == [2, 3, 1, 2]
     runs.told("clean", "runs/sized")

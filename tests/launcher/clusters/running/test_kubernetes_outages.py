@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from launcher.clusters.k8s.kubectl import Kubectl
 from launcher.clusters.running.cluster import RunFolder
 from launcher.clusters.running.kubernetes import KubernetesRuns, new_lines
 from launcher.clusters.running.local import LocalMachine
+from launcher.clusters.running.pods import read_objects
 from launcher.commands import cancel, logs
 from launcher.errors import OutsideError
 from launcher.monitor.standing import JobStatus, Phase
@@ -68,6 +71,31 @@ def test_a_daemon_that_keeps_the_workers_waiting_is_heard(
 
     assert read() == [("a-0", "memoryd: no room in /dev/shm")]
     assert read() == []
+
+
+NO_PODS = """#!/bin/sh
+case "$*" in
+  *"get pods"*"=name"*) ;;
+  *"get pods"*) echo '{"items": []}' ;;
+  *"get jobs.batch/a"*) echo '{"kind": "Job", "metadata": {"uid": "1"}}' ;;
+esac
+"""
+
+
+def test_logs_without_a_line_say_how_the_run_stands(
+    tmp_path: Path,
+    kubectl: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kubectl(NO_PODS)
+    run = RunFolder(path=tmp_path, job=k8s_job("job"), submitted={"job_id": "jobs.batch/a"})
+    monkeypatch.setattr(logs, "find_run", lambda *words: run)
+
+    assert logs.print_logs([run.job.name], tmp_path) == 0
+
+    words = f"{run.job.name} has no lines to show; it is queued: no pod has been made yet\n"
+    assert capsys.readouterr() == ("", words)
 
 
 BEGIN = [("a-0", "one"), ("a-1", "two"), ("a-1", " in"), ("a-0", r"1%\r2%"), ("a-0", "three")]
@@ -161,3 +189,21 @@ def test_status_says_what_a_run_was_warned_of_until_its_next_generation() -> Non
     told = f"{texts[0]} {ago}; {texts[1]} {ago}"
     assert row(warned, other, warned) == [told]
     assert row(warned, other, opened(4, 2)) == row(warned, phase=Phase.FAILED) == []
+
+
+def test_a_run_whose_job_is_anothers_by_now_is_asked_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"metadata": {"uid": "2"}}
+    monkeypatch.setattr(Kubectl, "ask", lambda *words: json.dumps(found))
+    run = RunFolder(path=tmp_path, job=k8s_job("job"), submitted={"uid": "1"})
+
+    with pytest.raises(OutsideError, match="is another run's, which was created later"):
+        KubernetesRuns().scale(run, 2)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_answer_is_said() -> None:
+    with pytest.raises(OutsideError, match="kubectl printed no JSON but 'nonsense'"):
+        read_objects("nonsense", "", "1")

@@ -225,9 +225,7 @@ def test_run_that_is_stopped_as_a_rank_ends_early_saves_what_the_others_hold() -
     state, early = running(), (failed("n1", 3, reason="died"), finished("n1", 3, **ASKED))
     others = [stopped(f"n{rank // 2}", rank, 0, 5, TELLS) for rank in range(3)]
 
-    state, actions = play(state, *early, *others)
-    assert ends(actions) == orders(actions) == []
-    state, actions = play(state, finished("n1", 3, **ASKED))
+    state, actions = play(state, *early, *others, finished("n1", 3, **ASKED))
     (order,) = orders(actions)
     # Another rank of the node follows it, and its word is heard as well.
     state, _ = play(state, failed("n1", 2, reason="died"), finished("n1", 2, **ASKED))
@@ -241,13 +239,15 @@ def test_run_that_is_stopped_as_a_rank_ends_early_saves_what_the_others_hold() -
 
 
 def test_rank_that_says_nothing_holds_up_a_stop_for_the_stop_deadline() -> None:
-    state, _ = play(running(), failed("n1", 3, reason="died"), stopped("n0", 0, rest=TELLS))
+    state, _ = play(running(), failed("n1", 3, reason="died"))
 
     state, early = play(state, finished("n1", 3, **ASKED), now_s=14.9)
+    _, actions = play(state, stopped("n0", 0, rest=TELLS), finished("n1", 3, **ASKED))
     _, late = play(state, finished("n1", 3, **ASKED), now_s=15.0)
 
-    assert orders(early) == ends(early) == []
-    assert [each.rank for each in orders(late)] == [0]
+    assert ends(early) == ends(actions) == []
+    assert [each.rank for each in orders(actions)] == [0], "one holds all that is to be saved"
+    assert reason(late, 143).startswith("rank 3: asked to end")
 
 
 def test_half_whose_folder_does_not_answer_waits_as_long_as_others_may_go_on() -> None:
