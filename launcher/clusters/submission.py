@@ -25,7 +25,7 @@ class Submission:
     uid: str = ""
     """What tells the job from a later one of its name, where the cluster has that."""
     warning: str = ""
-    """What did not work, or what the job may miss, though it runs."""
+    """Steps that failed although the job runs, or variables that it may miss."""
 
 
 def current_user() -> str:

@@ -48,7 +48,7 @@ HISTORY = "history"
 
 _STORED_PAUSE_S = 0.1
 DAEMON_START_S = 20.0
-"""How long the last save waits for a daemon that its agent starts again."""
+"""Seconds that the last save waits for a daemon that its agent starts again."""
 COMMIT_TIMEOUT_S = 20.0
 """How long a run that ends waits for its last commit."""
 

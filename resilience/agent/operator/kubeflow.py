@@ -36,7 +36,7 @@ _NUM_PACES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusServer:
-    """Where a pod tells how far its TrainJob is."""
+    """Server that takes the progress of a pod's TrainJob."""
 
     url: str
     certificate: Path
@@ -71,7 +71,7 @@ def take_server(variables: MutableMapping[str, str]) -> StatusServer | None:
 
 
 class TrainJobProgress:
-    """What a run's step events say of its progress. Pure."""
+    """Progress of a run, from its step events. Pure."""
 
     def __init__(self, num_steps: int) -> None:
         """`num_steps` are those of the whole run, 0 where no number is known."""
@@ -111,7 +111,7 @@ class ProgressTeller:
         self._server, self._complain = server, complain
         self._progress = TrainJobProgress(num_steps)
         self._status: dict[str, Any] | None = None
-        """What is to be told next."""
+        """Status that is to be told next."""
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closing = self._has_complained = False

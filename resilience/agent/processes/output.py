@@ -27,7 +27,7 @@ _LINE_BYTES_MAX = 1 << 20
 _NOTICE_S = 1.0
 """After so long an agent that has ended says that it waits for its folder."""
 _LAST_TELL_S = 5.0
-"""How long the end of a run that went well waits for its last step to be told; else a fifth."""
+"""Seconds that a run which has ended well waits until its last step is told; any other, 1 s."""
 _RETRY_S = 5.0
 """Before events are written again where the file took none."""
 _CONSOLE_DEADLINE_S = 5.0
@@ -162,16 +162,16 @@ class EventQueue:
         self._closing = threading.Event()
         self._num_lost = 0
         self._writer = Writer(self._write)
-        self._hear: Callable[[bytes], None] | None = None
+        self._callback: Callable[[bytes], None] | None = None
 
-    def tell(self, hear: Callable[[bytes], None]) -> None:
-        """Have each further line heard as well."""
-        self._hear = hear
+    def watch(self, callback: Callable[[bytes], None]) -> None:
+        """Call `callback` with each further line, before the line is written."""
+        self._callback = callback
 
     def append(self, line: bytes) -> None:
         """Have a whole line written."""
-        if self._hear:
-            self._hear(line)
+        if self._callback:
+            self._callback(line)
         self._writer.put(Piece(lines=line))
 
     def close(self, deadline_s: float = 0.0) -> int:
@@ -219,7 +219,7 @@ class Output:
         """Tell steps, of so many in the whole run, to the server that variables name; None: not."""
         if num_steps is not None and (server := take_server(variables)):
             self._progress = ProgressTeller(server, num_steps, self.console.say)
-            self._events.tell(self._progress.note)
+            self._events.watch(self._progress.note)
 
     def open_log(self) -> EventLog:
         """Return the log for the agent's own events."""

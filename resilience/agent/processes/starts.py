@@ -29,7 +29,7 @@ class Starts:
         self._ends: set[tuple[int, str]] | None = None
         """How processes of the last start ended; None where it proves nothing."""
         self._before: set[tuple[int, str]] | None = None
-        """How processes of the starts before it did: the first to fail differs between starts."""
+        """Ends of processes in the starts before it: the first to fail differs between starts."""
 
     def clear(self) -> None:
         """Note that a start has gone well."""

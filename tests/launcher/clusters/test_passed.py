@@ -1,4 +1,4 @@
-"""What a job on Slurm gets of the environment that it is submitted in."""
+"""Variables that a job on Slurm gets of the environment that it is submitted in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TINY = "llama/llama3_tiny_pretrain"
 
 @pytest.fixture(autouse=True)
 def exported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a person may have exported, and nothing else."""
+    """Export variables that a person may have exported, and no others."""
     monkeypatch.setattr(
         "os.environ",
         {"HOME": "/home/me", "SBATCH_ACCOUNT": "a", "AWS_PROFILE": "p", "https_proxy": "h",

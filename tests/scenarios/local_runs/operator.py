@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 KINDS = ("exception", "sigkill", "sigstop", "lost_agent", "give_up", "stop")
 PLACES = ("forward", "backward", "reduction", "gate", "before_update", "within_update")
 REASONS = {"lost_agent": "WorkerFault", "give_up": "WorkerCrash"}
-"""What a node is faulted for by each kind that the operator sees."""
+"""Reason of FAULTED for each kind that the operator sees."""
 _NUM_LOSSES = 5
 """Of one rank in one step, after which a run gives up: its `restarts_without_progress_max` is 3."""
 _LIMIT_S = 500.0
@@ -39,7 +39,7 @@ class Act:
     rank: int = 0
     place: str = "forward"
     seconds: float = 0.0
-    """How long a process is stopped."""
+    """Seconds for which a process is stopped."""
     size: int = 0
     """Of the run after a stop, 0 for the same."""
 

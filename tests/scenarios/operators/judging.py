@@ -1,4 +1,4 @@
-"""What AWS's agent was seen to do, and where ours does something else.
+"""Recorded behaviour of AWS's agent, and the differences of ours.
 
 python -m tests.scenarios.operators.judging    record AWS's agent anew, in aws_agent.yaml
 """
